@@ -1,0 +1,46 @@
+# `make run` and `make test` do all their set-up themselves; everything else expects `make setup`.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: run test setup model lint protos same-output clean
+
+run: setup model  ## the main job: the stack under Ray, six real prompts, plain against speculative
+	$(BIN)/python -m cluster.demo
+
+test: setup model  ## lint, types, import rules, every test
+	$(MAKE) lint
+	$(BIN)/python -m pytest
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+model: setup  ## SmolLM2-135M-Instruct, fetched once and converted into the cache
+	$(BIN)/paceline model prepare smollm2
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+
+# The stubs are committed. Their generator wants an older protobuf than the rest, so it has an environment of its own.
+protos:
+	$(PYTHON) -m venv .venv-protos
+	.venv-protos/bin/pip install --quiet --disable-pip-version-check grpcio-tools==1.80.0 mypy-protobuf==5.1.0
+	PATH="$(CURDIR)/.venv-protos/bin:$$PATH" .venv-protos/bin/python -m grpc_tools.protoc -I protos \
+	  --python_out=. --mypy_out=. protos/paceline/v1/*.proto
+	PATH="$(CURDIR)/.venv-protos/bin:$$PATH" .venv-protos/bin/python -m grpc_tools.protoc -I protos \
+	  --grpc_python_out=. --mypy_grpc_out=. $(addprefix protos/paceline/v1/,router.proto verify.proto draft.proto)
+
+same-output: setup model  ## 60 prompts, three drafters, three block lengths, two temperatures: equal to plain
+	$(BIN)/python -m evaluation.same_output
+
+clean:
+	rm -rf $(VENV) .venv-protos build dist

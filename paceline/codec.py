@@ -1,0 +1,180 @@
+"""protobuf <-> types, nothing else: no validation, no defaults beyond those of the protocol."""
+
+from paceline import types
+from paceline.v1 import common_pb2 as pb
+
+_MODE = {types.Mode.PLAIN: pb.DECODING_MODE_PLAIN, types.Mode.SPECULATIVE: pb.DECODING_MODE_SPECULATIVE}
+_LAW = {types.Law.COUPLED: pb.ACCEPTANCE_LAW_COUPLED}
+_FINISH = {
+    types.FinishReason.STOP: pb.FINISH_REASON_STOP,
+    types.FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+_OUTCOME = {
+    types.ProposalOutcome.NONE: pb.PROPOSAL_OUTCOME_NONE,
+    types.ProposalOutcome.USED: pb.PROPOSAL_OUTCOME_USED,
+    types.ProposalOutcome.EMPTY: pb.PROPOSAL_OUTCOME_EMPTY,
+    types.ProposalOutcome.LATE: pb.PROPOSAL_OUTCOME_LATE,
+    types.ProposalOutcome.UNAVAILABLE: pb.PROPOSAL_OUTCOME_UNAVAILABLE,
+}
+_MODE_BACK = {value: key for key, value in _MODE.items()}
+_LAW_BACK = {value: key for key, value in _LAW.items()}
+_FINISH_BACK = {value: key for key, value in _FINISH.items()}
+_OUTCOME_BACK = {value: key for key, value in _OUTCOME.items()}
+
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+
+
+def sampling_to_pb(params: types.SamplingParams) -> pb.SamplingParams:
+    """All fields set."""
+    return pb.SamplingParams(
+        **{name: getattr(params, name) for name in _SAMPLING_FIELDS}, logit_bias=dict(params.logit_bias)
+    )
+
+
+def sampling_from_pb(message: pb.SamplingParams) -> types.SamplingParams:
+    """Absent fields take the defaults of ``types.SamplingParams``."""
+    given = {name: getattr(message, name) for name in _SAMPLING_FIELDS if message.HasField(name)}  # type: ignore[arg-type]  # names checked by a test
+    return types.SamplingParams(**given, logit_bias=dict(message.logit_bias))
+
+
+def plan_to_pb(plan: types.Plan) -> pb.Plan:
+    """As it is."""
+    return pb.Plan(
+        mode=_MODE[plan.mode],
+        drafter=plan.drafter,
+        k_max=plan.k_max,
+        law=_LAW[plan.law] if plan.law else pb.ACCEPTANCE_LAW_UNSPECIFIED,
+        reason=plan.reason,
+    )
+
+
+def plan_from_pb(message: pb.Plan) -> types.Plan:
+    """An unspecified mode is plain; a speculative plan without a law is coupled."""
+    if _MODE_BACK.get(message.mode, types.Mode.PLAIN) is types.Mode.PLAIN:
+        return types.Plan.plain(message.reason)
+    law = _LAW_BACK.get(message.law, types.Law.COUPLED)
+    return types.Plan.speculative(message.drafter, message.k_max, message.reason, law)
+
+
+def finish_to_pb(reason: types.FinishReason) -> pb.FinishReason.ValueType:
+    """As it is."""
+    return _FINISH[reason]
+
+
+def finish_from_pb(value: pb.FinishReason.ValueType) -> types.FinishReason:
+    """Raises KeyError for values that are never sent."""
+    return _FINISH_BACK[value]
+
+
+_ROUND_FIELDS = (
+    "index",
+    "base_len",
+    "drafted",
+    "accepted",
+    "ignored",
+    "committed",
+    "drafter",
+    "batch_sequences",
+    "batch_rows",
+    "draft_s",
+    "network_s",
+    "wait_s",
+    "verify_s",
+    "forward_s",
+    "accept_s",
+)
+
+
+def round_to_pb(record: types.RoundRecord) -> pb.RoundRecord:
+    """As it is."""
+    return pb.RoundRecord(
+        **{name: getattr(record, name) for name in _ROUND_FIELDS}, outcome=_OUTCOME[record.outcome]
+    )
+
+
+def round_from_pb(message: pb.RoundRecord) -> types.RoundRecord:
+    """As it is."""
+    return types.RoundRecord(
+        **{name: getattr(message, name) for name in _ROUND_FIELDS},
+        outcome=_OUTCOME_BACK.get(message.outcome, types.ProposalOutcome.NONE),
+    )
+
+
+_STATS_FIELDS = (
+    "num_rounds",
+    "num_spec_steps",
+    "num_draft_tokens",
+    "num_accepted_draft_tokens",
+    "num_ignored_draft_tokens",
+    "acceptance_histogram",
+    "num_late_rounds",
+    "num_unavailable_rounds",
+    "num_empty_rounds",
+)
+
+
+def stats_to_pb(stats: types.SpeculativeStats) -> pb.SpeculativeStats:
+    """Ratios without data stay absent."""
+    return pb.SpeculativeStats(
+        **{name: getattr(stats, name) for name in _STATS_FIELDS},
+        mean_acceptance_length=stats.mean_acceptance_length,
+        draft_acceptance_rate=stats.draft_acceptance_rate,
+    )
+
+
+_TIMING_FIELDS = (
+    "queue_s",
+    "prefill_s",
+    "decode_s",
+    "draft_s",
+    "network_s",
+    "wait_s",
+    "verify_s",
+    "time_to_first_token_s",
+    "total_s",
+)
+
+
+def timings_to_pb(timings: types.Timings) -> pb.Timings:
+    """As it is, overhead included."""
+    return pb.Timings(
+        **{name: getattr(timings, name) for name in _TIMING_FIELDS}, overhead_s=timings.overhead_s
+    )
+
+
+def timings_from_pb(message: pb.Timings) -> types.Timings:
+    """As it is; overhead follows from the rest."""
+    return types.Timings(**{name: getattr(message, name) for name in _TIMING_FIELDS})
+
+
+_MODEL_FIELDS = (
+    "name",
+    "fingerprint",
+    "tokenizer_fingerprint",
+    "vocab_size",
+    "max_context",
+    "dtype",
+    "device",
+    "runner",
+    "runner_reason",
+    "numerics",
+)
+
+
+def model_info_to_pb(info: types.ModelInfo) -> pb.ModelInfo:
+    """As it is."""
+    return pb.ModelInfo(**{name: getattr(info, name) for name in _MODEL_FIELDS})
+
+
+def model_info_from_pb(message: pb.ModelInfo) -> types.ModelInfo:
+    """As it is."""
+    return types.ModelInfo(**{name: getattr(message, name) for name in _MODEL_FIELDS})

@@ -1,0 +1,216 @@
+"""Settings: one typed, frozen tree. Unknown keys are errors, ``auto`` is resolved before freezing.
+
+A topology file (TOML) holds one section per tier; every process gets its own section and the shared ones. Overrides
+have the form ``section.key=value`` with the value in TOML notation (a bare word is taken as a string).
+"""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from paceline.errors import ConfigError
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, closed, strict about types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    """Which model, in which precision."""
+
+    name: str = "smollm2"
+    """A registry name, a local directory in the transformers layout, or a hub id."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """``auto``: bfloat16 where the device computes it in hardware, else float32."""
+    device: str = "auto"
+    """``auto``, ``cpu`` or ``cuda:N``."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads of the engine; 0: all cores, shared out by the launcher."""
+
+
+class DrafterConfig(Section):
+    """One drafter of a draft replica."""
+
+    kind: Literal["ngram", "model", "random"]
+    """``ngram``: prompt lookup. ``model``: a causal model with the same tokenizer. ``random``: for tests."""
+    min_match: Annotated[int, Field(ge=1)] = 2
+    """ngram: shortest suffix that counts as a match, in tokens."""
+    max_match: Annotated[int, Field(ge=1)] = 8
+    """ngram: longest suffix that is looked up, in tokens."""
+    model: ModelConfig | None = None
+    """model: what to load."""
+    layers: Annotated[int, Field(ge=0)] = 0
+    """model: keep only the first so many layers; 0: all."""
+    seed: int = 0
+    """random: key of its guesses."""
+
+
+class ServerConfig(Section):
+    """Where a tier listens."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """0: any free port."""
+    drain_s: Annotated[float, Field(ge=0)] = 10.0
+    """On SIGTERM: time for requests in flight before they are cut."""
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return f"{self.host}:{self.port}"
+
+
+class VerifyConfig(Section):
+    """The verify tier."""
+
+    server: ServerConfig = ServerConfig(port=7441)
+    kv_slots: Annotated[int, Field(ge=1)] = 32
+    """Sequences decoded at the same time; each holds one KV slot."""
+    max_context: Annotated[int, Field(ge=2)] = 2048
+    """Most tokens of prompt and output together; cut to the model's own limit."""
+    prefill_chunk: Annotated[int, Field(ge=1)] = 256
+    """Most prompt tokens in one forward, over all sequences."""
+    max_queue: Annotated[int, Field(ge=0)] = 256
+    """Sequences that may wait for a slot; one more is refused."""
+    draft_endpoints: tuple[str, ...] = ()
+    """host:port of the draft replicas to link to; none: plain decoding only."""
+    draft_wait_s: Annotated[float, Field(ge=0)] = 0.5
+    """Longest time a step waits for a proposal."""
+    stall_s: Annotated[float, Field(gt=0)] = 30.0
+    """Health turns NOT_SERVING when work waits and no step has finished for so long."""
+
+
+class DraftConfig(Section):
+    """The draft tier."""
+
+    server: ServerConfig = ServerConfig(port=7442)
+    kv_slots: Annotated[int, Field(ge=1)] = 32
+    """Sequences mirrored at the same time by a drafter that has memory."""
+    max_context: Annotated[int, Field(ge=2)] = 2048
+    """Longest sequence that a drafter with memory mirrors."""
+    drafters: dict[str, DrafterConfig] = Field(default_factory=lambda: {"ngram": DrafterConfig(kind="ngram")})
+
+
+class PlanRule(Section):
+    """What the policy table says for one type of task."""
+
+    mode: Literal["plain", "speculative"]
+    drafter: str = "ngram"
+    k: Annotated[int, Field(ge=1, le=64)] = 4
+    reason: str = ""
+    """Shown to people; default: "table: <task type>"."""
+
+
+class RouterConfig(Section):
+    """The router."""
+
+    server: ServerConfig = ServerConfig(port=7440)
+    verify_endpoints: tuple[str, ...] = ("127.0.0.1:7441",)
+    default_max_tokens: Annotated[int, Field(ge=1)] = 256
+    resume_s: Annotated[float, Field(ge=0)] = 30.0
+    """How long a request whose verify replica is lost may look for another one."""
+    plans: dict[str, PlanRule] = Field(default_factory=dict)
+    """Policy by task type; overrides the built-in table, ``default`` included."""
+    keep_requests: Annotated[int, Field(ge=0)] = 200
+    """Requests remembered for ``paceline trace``."""
+
+
+class TelemetryConfig(Section):
+    """Traces."""
+
+    otlp_endpoint: str = ""
+    """OTLP gRPC endpoint, for example http://127.0.0.1:4317; empty: the environment's
+    OTEL_EXPORTER_OTLP_ENDPOINT, and without it no spans are made."""
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of requests traced that bring no decision of their own."""
+
+
+class TierPlacement(Section):
+    """How many replicas of a tier and what each takes under Ray."""
+
+    replicas: Annotated[int, Field(ge=1)] = 1
+    num_cpus: Annotated[float, Field(ge=0)] = 0.0
+    """Logical CPUs that Ray reserves; 0: placed anywhere."""
+    num_gpus: Annotated[float, Field(ge=0)] = 0.0
+    """Logical share of GPUs; memory is budgeted by each role itself."""
+    resources: dict[str, float] = Field(default_factory=dict)
+    """Custom Ray resources."""
+
+
+class ClusterConfig(Section):
+    """Placement under Ray."""
+
+    ray_address: str = ""
+    """Address of a running Ray cluster; empty: start a local one."""
+    ready_s: Annotated[float, Field(gt=0)] = 120.0
+    """Longest time to wait for all tiers to be healthy."""
+    router: TierPlacement = TierPlacement()
+    verify: TierPlacement = TierPlacement()
+    draft: TierPlacement = TierPlacement()
+
+
+class PacelineConfig(Section):
+    """The whole tree."""
+
+    model: ModelConfig = ModelConfig()
+    verify: VerifyConfig = VerifyConfig()
+    draft: DraftConfig = DraftConfig()
+    router: RouterConfig = RouterConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+    def to_toml_lines(self) -> list[str]:
+        """Every setting as ``section.key = value``, sorted, for printing at start."""
+        return sorted(f"{path} = {value!r}" for path, value in _flatten(self.model_dump(), ""))
+
+
+def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> PacelineConfig:
+    """The settings of ``path`` (defaults without one), with ``overrides`` on top.
+
+    Raises ConfigError naming every wrong key, its value and what would be right.
+    """
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not TOML: {error}") from error
+    for override in overrides:
+        _apply_override(tree, override)
+    try:
+        return PacelineConfig.model_validate(tree)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc']))} = {e['input']!r}: {e['msg']}" for e in error.errors()]
+        raise ConfigError("wrong settings:\n  " + "\n  ".join(lines)) from error
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"override {override!r}: expected section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    node = tree
+    for part in parts[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"override {override!r}: {part!r} is a value, not a section")
+    node[parts[-1]] = value
+
+
+def _flatten(node: Any, path: str) -> list[tuple[str, Any]]:
+    if isinstance(node, dict) and node:
+        return [
+            pair for key, child in node.items() for pair in _flatten(child, f"{path}.{key}" if path else key)
+        ]
+    return [(path, node)]

@@ -1,0 +1,6 @@
+"""Who may say what, when, on the link between verify and draft: rules without I/O, used by both sides."""
+
+from paceline.link.rules import Fate, MirrorState, ProposalGate
+from paceline.link.stamps import Stamp
+
+__all__ = ["Fate", "MirrorState", "ProposalGate", "Stamp"]

@@ -1,0 +1,149 @@
+"""One literal table for each direction of the link: what becomes of a message, given what its receiver knows.
+
+Nothing here does I/O, keeps time or raises for a peer's mistake: a message is applied or it meets one of the named
+fates, and a refused message leaves the state as it was. DESIGN section 3, invariants I1 and I7.
+
+    verify --Open, Commit, Close--> draft      judged by MirrorState (one per sequence, on the draft side)
+    verify <------- Proposal ------- draft     judged by ProposalGate (one per sequence, on the verify side)
+"""
+
+from enum import Enum
+
+from paceline.link.stamps import Stamp
+
+
+class Fate(Enum):
+    """What becomes of a message."""
+
+    APPLY = "apply"
+    STALE = "stale"  # speaks of something that is over
+    DUPLICATE = "duplicate"  # says what is known already
+    GAP = "gap"  # builds on something that never arrived
+    MISMATCH = "mismatch"  # cannot be meant: an epoch never issued, a token that does not exist
+
+
+class Age(Enum):
+    """How a message's epoch, or base length, relates to the receiver's."""
+
+    OLDER = "older"
+    SAME = "same"
+    NEWER = "newer"
+
+
+def _age(theirs: int, ours: int) -> Age:
+    return Age.SAME if theirs == ours else Age.OLDER if theirs < ours else Age.NEWER
+
+
+# --- draft side -------------------------------------------------------------------------------------------------
+
+# A mirror is absent (never opened), open, or closed (remembered, so that a close wins over a late commit).
+_OPEN: dict[Age, Fate] = {Age.OLDER: Fate.STALE, Age.SAME: Fate.DUPLICATE, Age.NEWER: Fate.APPLY}
+_OPEN_AFTER_CLOSE: dict[Age, Fate] = {Age.OLDER: Fate.STALE, Age.SAME: Fate.STALE, Age.NEWER: Fate.APPLY}
+_CLOSE: dict[Age, Fate] = {Age.OLDER: Fate.STALE, Age.SAME: Fate.APPLY, Age.NEWER: Fate.APPLY}
+_COMMIT: dict[tuple[Age, Age], Fate] = {
+    # (epoch, base_len)
+    (Age.OLDER, Age.OLDER): Fate.STALE,
+    (Age.OLDER, Age.SAME): Fate.STALE,
+    (Age.OLDER, Age.NEWER): Fate.STALE,
+    (Age.SAME, Age.OLDER): Fate.DUPLICATE,
+    (Age.SAME, Age.SAME): Fate.APPLY,
+    (Age.SAME, Age.NEWER): Fate.GAP,
+    (Age.NEWER, Age.OLDER): Fate.GAP,  # the open of that epoch never arrived
+    (Age.NEWER, Age.SAME): Fate.GAP,
+    (Age.NEWER, Age.NEWER): Fate.GAP,
+}
+
+
+class MirrorState:
+    """What the draft side knows of one sequence: epoch, length, whether it is closed. Owned by one mirror.
+
+    The methods judge a message and move the state on iff the answer is APPLY.
+    """
+
+    __slots__ = ("closed", "epoch", "length")
+
+    def __init__(self) -> None:
+        self.epoch = 0  # below every issued epoch: absent
+        self.length = 0
+        self.closed = False
+
+    def open(self, epoch: int, length: int) -> Fate:
+        """Open, or open anew, at ``length`` tokens."""
+        fate = (_OPEN_AFTER_CLOSE if self.closed else _OPEN)[_age(epoch, self.epoch)]
+        if fate is Fate.APPLY:
+            self.epoch, self.length, self.closed = epoch, length, False
+        return fate
+
+    def commit(self, stamp: Stamp, num_tokens: int) -> Fate:
+        """``num_tokens`` were committed after ``stamp.base_len``. A GAP asks for a new open."""
+        if self.closed and stamp.epoch <= self.epoch:
+            return Fate.STALE
+        fate = _COMMIT[_age(stamp.epoch, self.epoch), _age(stamp.base_len, self.length)]
+        if fate is Fate.APPLY:
+            self.length += num_tokens
+        return fate
+
+    def close(self, epoch: int) -> Fate:
+        """The sequence is over up to ``epoch``."""
+        fate = Fate.DUPLICATE if self.closed and epoch == self.epoch else _CLOSE[_age(epoch, self.epoch)]
+        if fate is Fate.APPLY:
+            self.epoch, self.closed = epoch, True
+        return fate
+
+
+# --- verify side ------------------------------------------------------------------------------------------------
+
+_PROPOSAL: dict[tuple[Age, Age], Fate] = {
+    # (epoch, base_len)
+    (Age.OLDER, Age.OLDER): Fate.STALE,
+    (Age.OLDER, Age.SAME): Fate.STALE,
+    (Age.OLDER, Age.NEWER): Fate.STALE,
+    (Age.SAME, Age.OLDER): Fate.STALE,
+    (Age.SAME, Age.SAME): Fate.APPLY,
+    (Age.SAME, Age.NEWER): Fate.GAP,
+    (Age.NEWER, Age.OLDER): Fate.MISMATCH,
+    (Age.NEWER, Age.SAME): Fate.MISMATCH,
+    (Age.NEWER, Age.NEWER): Fate.MISMATCH,
+}
+
+
+class ProposalGate:
+    """What the verify side has asked of a drafter for one sequence, and which answers it may use.
+
+    ``epoch`` is the last one issued, ``base_len`` the live length, ``k`` the most tokens asked for at that length.
+    """
+
+    __slots__ = ("_answered", "base_len", "epoch", "k")
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.base_len = 0
+        self.k = 0
+        self._answered = False
+
+    @property
+    def awaiting(self) -> bool:
+        """Whether a proposal was asked for at the live length and has not come."""
+        return self.k > 0 and not self._answered
+
+    def opened(self, base_len: int, k: int) -> int:
+        """The sequence is opened (again) at ``base_len``; gives the new epoch."""
+        self.epoch += 1
+        self.moved(base_len, k)
+        return self.epoch
+
+    def moved(self, base_len: int, k: int) -> None:
+        """Tokens were committed: the live length is ``base_len``, up to ``k`` guesses are asked for."""
+        self.base_len, self.k, self._answered = base_len, k, False
+
+    def judge(self, stamp: Stamp, token_ids: "list[int]", vocab_size: int) -> Fate:
+        """What becomes of a proposal; APPLY also marks the question as answered."""
+        fate = _PROPOSAL[_age(stamp.epoch, self.epoch), _age(stamp.base_len, self.base_len)]
+        if fate is not Fate.APPLY:
+            return fate
+        if self._answered:
+            return Fate.DUPLICATE
+        if len(token_ids) > self.k or any(not 0 <= token < vocab_size for token in token_ids):
+            return Fate.MISMATCH
+        self._answered = True
+        return Fate.APPLY
