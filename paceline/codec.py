@@ -131,6 +131,14 @@ def stats_to_pb(stats: types.SpeculativeStats) -> pb.SpeculativeStats:
     )
 
 
+def stats_from_pb(message: pb.SpeculativeStats) -> types.SpeculativeStats:
+    """As it is; the committed tokens of rounds with a block follow from their mean."""
+    given = {name: getattr(message, name) for name in _STATS_FIELDS}
+    given["acceptance_histogram"] = tuple(message.acceptance_histogram)
+    committed = round(message.mean_acceptance_length * message.num_spec_steps)
+    return types.SpeculativeStats(**given, num_spec_committed=committed)
+
+
 _TIMING_FIELDS = (
     "queue_s",
     "prefill_s",
