@@ -1,0 +1,182 @@
+"""The coupled law: a slow scalar reference, independence of the batch, ties, broken logits."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import EngineError
+from paceline.sampling import BadLogitsError, Domain, TokenRow, choose, gumbel, processed_logprobs, top2_gap
+from paceline.sampling.noise import exponential, mix64
+from paceline.types import SamplingParams
+
+GOLDEN = 0x9E3779B97F4A7C15
+MASK64 = (1 << 64) - 1
+
+
+def reference_gumbel(seed: int, position: int, token: int) -> float:
+    """The noise of one token in plain Python integers, written down from the documentation."""
+    key = 0
+    for word in (seed, int(Domain.COUPLED), position):
+        key = mix64(((key ^ word) + GOLDEN) & MASK64)
+    bits = mix64((key + (token + 1) * GOLDEN) & MASK64) & ((1 << 63) - 1)
+    return -math.log(exponential(bits))
+
+
+def reference_choice(logits: torch.Tensor, row: TokenRow) -> int:
+    """argmax(log p + g) over the whole vocabulary, token by token."""
+    log_probs = processed_logprobs(logits[None], [row])[0].tolist()
+    if row.params.greedy:
+        return log_probs.index(0.0)
+    scores = [
+        log_prob + reference_gumbel(row.params.seed, row.position, token)
+        for token, log_prob in enumerate(log_probs)
+    ]
+    return max(range(len(scores)), key=lambda token: (scores[token], -token))
+
+
+PARAMS = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 0.05},
+    {"temperature": 50.0},
+    {"temperature": 1e-9},
+    {"temperature": 0.8, "top_k": 5},
+    {"temperature": 1.3, "top_p": 0.9},
+    {"temperature": 1.3, "top_p": 1e-9},
+    {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "min_p": 0.02},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.4},
+    {
+        "temperature": 1.1,
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.3,
+        "logit_bias": {3: 4.0, 9: -100.0},
+    },
+    {"temperature": 0.7, "top_p": 0.95, "presence_penalty": -0.5, "frequency_penalty": 0.2},
+]
+
+
+def sharp_logits(rows: int, vocab_size: int, seed: int, scale: float = 4.0) -> torch.Tensor:
+    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+@pytest.mark.parametrize("options", PARAMS, ids=str)
+@pytest.mark.parametrize("scale", [0.0, 1.0, 8.0])
+def test_choose_equals_the_slow_reference(options, scale):
+    """The bounded search finds the argmax of log p + g over the whole vocabulary, for every processor."""
+    logits = sharp_logits(12, 301, seed=5, scale=scale)
+    rows = [
+        TokenRow(SamplingParams(seed=index * 977, **options), 100 + index, [1, 2, 3, 7], [3, 9, 9])
+        for index in range(12)
+    ]
+    assert choose(logits, rows) == [reference_choice(logits[i], row) for i, row in enumerate(rows)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, MASK64),
+    position=st.integers(0, 2**31),
+    temperature=st.floats(1e-3, 100.0),
+    scale=st.floats(0.0, 40.0),
+    data_seed=st.integers(0, 10_000),
+)
+def test_choose_equals_the_slow_reference_at_any_key_and_sharpness(
+    seed, position, temperature, scale, data_seed
+):
+    """No seed, position, temperature or sharpness makes the float32 bound lose the winner."""
+    logits = sharp_logits(1, 67, data_seed, scale)
+    row = TokenRow(SamplingParams(seed=seed, temperature=temperature), position)
+    assert choose(logits, [row]) == [reference_choice(logits[0], row)]
+
+
+def test_choose_is_argmax_of_logprobs_plus_gumbel():
+    """The public pieces fit together: choose = argmax(processed_logprobs + gumbel)."""
+    logits = sharp_logits(40, 2048, seed=3, scale=1.0)
+    rows = [
+        TokenRow(SamplingParams(seed=11, temperature=0.9, top_p=0.97), position) for position in range(40)
+    ]
+    log_probs = processed_logprobs(logits, rows)
+    noise = torch.stack([gumbel(11, position, Domain.COUPLED, 2048, "cpu") for position in range(40)])
+    assert choose(logits, rows) == (log_probs + noise).argmax(-1).tolist()
+
+
+def test_a_row_does_not_depend_on_the_batch():
+    """Each row of a mixed batch gets the token and, bit by bit, the log-probabilities it gets alone."""
+    logits = sharp_logits(2 * len(PARAMS), 5003, seed=1)
+    rows = [
+        TokenRow(SamplingParams(seed=seed, **options), 17, [4, 5, 6], [6, 8])
+        for seed, options in product((1, 2), PARAMS)
+    ]
+    together = choose(logits, rows)
+    log_probs = processed_logprobs(logits, rows)
+    for index, row in enumerate(rows):
+        assert choose(logits[index : index + 1], [row]) == [together[index]]
+        alone = processed_logprobs(logits[index : index + 1].clone(), [row])[0]
+        assert torch.equal(alone, log_probs[index])
+    backwards = choose(logits.flip(0), rows[::-1])
+    assert backwards == together[::-1]
+
+
+def test_same_seed_same_token_and_other_seeds_other_tokens():
+    """At T = 1.5 the draw repeats under its seed and differs between seeds and between positions."""
+    logits = sharp_logits(1, 1000, seed=2, scale=1.0).expand(200, -1)
+    by_seed = [TokenRow(SamplingParams(seed=seed, temperature=1.5), 5) for seed in range(200)]
+    by_position = [TokenRow(SamplingParams(seed=9, temperature=1.5), position) for position in range(200)]
+    assert choose(logits, by_seed) == choose(logits, by_seed)
+    # 200 draws from about 600 effective tokens: fewer than 100 distinct ones would be a broken key.
+    assert len(set(choose(logits, by_seed))) > 100
+    assert len(set(choose(logits, by_position))) > 100
+
+
+def test_top_k_of_one_is_greedy_at_any_temperature():
+    """top_k = 1 leaves the largest logit only."""
+    logits = sharp_logits(50, 300, seed=8)
+    rows = [TokenRow(SamplingParams(temperature=1.5, top_k=1, seed=seed), seed) for seed in range(50)]
+    assert choose(logits, rows) == logits.argmax(-1).tolist()
+
+
+def test_ties_go_to_the_lowest_id():
+    """Equal largest logits: greedy takes the first, as torch.argmax documents."""
+    logits = torch.zeros(2, 1000)
+    logits[0, [900, 17, 400]] = 3.0
+    greedy = TokenRow(SamplingParams(temperature=0.0), 0)
+    assert choose(logits, [greedy, greedy]) == [17, 0]
+
+
+def test_an_excluded_token_is_never_drawn():
+    """Logits of -inf have probability 0, also when almost everything is excluded."""
+    logits = torch.full((300, 50), -math.inf)
+    logits[:, [7, 31]] = torch.tensor([0.0, -30.0])
+    rows = [TokenRow(SamplingParams(temperature=2.0, seed=seed), 0) for seed in range(300)]
+    assert set(choose(logits, rows)) <= {7, 31}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_logits_are_an_error_that_names_the_rows(bad, temperature):
+    """NaN and +inf raise an EngineError with the rows; so does a row without any possible token."""
+    logits = sharp_logits(4, 100, seed=1)
+    logits[1, 50] = bad
+    logits[3] = -math.inf
+    rows = [TokenRow(SamplingParams(temperature=temperature), 0)] * 4
+    for function in (choose, processed_logprobs):
+        with pytest.raises(BadLogitsError, match=r"rows \[1, 3\]") as caught:
+            function(logits, rows)
+        assert caught.value.rows == (1, 3)
+        assert isinstance(caught.value, EngineError)
+
+
+def test_no_rows_no_tokens():
+    """An empty batch is fine."""
+    assert choose(torch.empty(0, 10), []) == []
+
+
+def test_top2_gap():
+    """Largest less second largest; 0 for a tie."""
+    gaps = top2_gap(torch.tensor([[1.0, 4.0, 2.5], [7.0, 7.0, 1.0]]))
+    assert gaps.tolist() == [1.5, 0.0]
