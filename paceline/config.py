@@ -93,6 +93,8 @@ class DraftConfig(Section):
     """Sequences mirrored at the same time by a drafter that has memory."""
     max_context: Annotated[int, Field(ge=2)] = 2048
     """Longest sequence that a drafter with memory mirrors."""
+    stall_s: Annotated[float, Field(gt=0)] = 30.0
+    """Health turns NOT_SERVING when a drafter has been at one batch for so long."""
     drafters: dict[str, DrafterConfig] = Field(default_factory=lambda: {"ngram": DrafterConfig(kind="ngram")})
 
 

@@ -1,0 +1,61 @@
+"""What a drafter is: something that guesses how sequences go on. Nothing it says can change an output (I1)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """One sequence that awaits guesses.
+
+    ``token_ids`` is prompt and output as the verifier confirmed them, ``prompt_len`` of them are prompt; at least one
+    token. Within the life of a ``handle`` it only grows. The guesses are for the absolute positions from
+    ``len(token_ids)`` on, at most ``k`` (>= 1) of them, each below ``vocab_size``.
+    """
+
+    handle: int
+    token_ids: Sequence[int]
+    prompt_len: int
+    sampling: SamplingParams
+    k: int
+    vocab_size: int
+
+
+class Drafter(Protocol):
+    """Guesses for many sequences at once. All methods are called from one thread, the drafter's own.
+
+    ``max_context`` is the longest sequence, guesses included less one, that it can read; 0: no limit of its own. The
+    caller keeps to it. ``slow`` drafters (a forward of a model) share a thread that the others need not wait for.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name it is asked for by."""
+
+    @property
+    def version(self) -> str:
+        """Hash of its weights, or version of its algorithm: statistics are kept apart by it."""
+
+    @property
+    def max_context(self) -> int:
+        """See the class."""
+
+    @property
+    def slow(self) -> bool:
+        """See the class."""
+
+    def open(self, handle: int) -> None:
+        """Make room for a sequence. Raises CapacityError where there is none."""
+
+    def propose(self, batch: Sequence[DraftRequest]) -> Sequence[list[int] | None]:
+        """Guesses for each request, empty where it has none.
+
+        None: it has got on with reading the sequence but is not through; it is asked again at once. May raise: the
+        batch is then retried one by one, and only a sequence on which it raises again loses its drafter.
+        """
+
+    def close(self, handle: int) -> None:
+        """Free what ``open`` took. Never raises."""

@@ -1,0 +1,349 @@
+"""The thread on which drafters work: takes news of sequences, asks each drafter once for all that wait.
+
+    event loop                              worker thread
+    post([Open, Extend, Close ...]) --inbox--> apply to its own copy of the sequences
+                                               propose for every sequence with an open question
+    deliver(answers) <--------------------- Drafted | Refused, one list per link and batch
+
+Only the newest question of a sequence is answered: a commit replaces the question before it. A worker that is stuck
+keeps nobody else waiting; its inbox then holds no more than the tokens of the open sequences, because news of one
+sequence are kept together and a close drops them.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from draft_service.drafters.base import Drafter, DraftRequest
+from draft_service.refusal import RefusalReason
+from paceline.errors import CapacityError
+from paceline.types import SamplingParams
+
+log = logging.getLogger(__name__)
+
+# Bounds the memory of drafters without slots of their own (an n-gram index of 2,048 tokens takes about 1 MB).
+MAX_SEQUENCES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Up to ``k`` (>= 1) guesses are wanted. ``round_index`` and ``arrived`` (monotonic) come back with the answer."""
+
+    k: int
+    round_index: int
+    arrived: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Guesses after ``base_len`` tokens. ``started`` is monotonic; ``draft_s`` is shared with the batch."""
+
+    handle: int
+    base_len: int
+    token_ids: list[int]
+    question: Question
+    started: float
+    draft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The worker has dropped this sequence."""
+
+    handle: int
+    reason: RefusalReason
+    message: str
+
+
+Answer = Drafted | Refused
+Deliver = Callable[[list[Answer]], None]
+"""Takes answers; called on the worker thread, must neither block nor raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Copy this sequence from now on."""
+
+    handle: int
+    drafter: str
+    token_ids: list[int]
+    prompt_len: int
+    sampling: SamplingParams
+    vocab_size: int
+    question: Question | None
+    deliver: Deliver
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Tokens were committed; ``question`` replaces the one before it, None takes it back."""
+
+    handle: int
+    token_ids: list[int]
+    question: Question | None
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Forget this sequence."""
+
+    handle: int
+
+
+Event = Open | Extend | Close
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """The worker's copy of a sequence. Touched by the worker thread only."""
+
+    opening: Open
+    token_ids: list[int]
+    question: Question | None = None
+    started: float | None = None
+    draft_s: float = 0.0
+
+    def ask(self, question: Question | None) -> None:
+        self.question, self.started, self.draft_s = question, None, 0.0
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Answers of one step, by the link that gets them."""
+
+    by_link: dict[Deliver, list[Answer]] = field(default_factory=dict)
+
+    def add(self, deliver: Deliver, answer: Answer) -> None:
+        self.by_link.setdefault(deliver, []).append(answer)
+
+    def send(self) -> None:
+        for deliver, answers in self.by_link.items():
+            deliver(answers)
+
+
+class DraftWorker:
+    """See the module. ``post``, ``start``, ``stop`` belong to the event loop; all the rest to the thread."""
+
+    def __init__(
+        self, name: str, drafters: Mapping[str, Drafter], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name = name
+        self._drafters = dict(drafters)
+        self._clock = clock
+        self._wake = threading.Condition()
+        self._inbox: dict[int, list[Event]] = {}
+        self._stopping = False
+        self._sequences: dict[int, _Sequence] = {}
+        self._asking: dict[int, None] = {}  # handles with a question, oldest first
+        self._busy_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name=f"draft-{name}", daemon=True)
+
+    # --- event loop side --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def post(self, events: Sequence[Event]) -> None:
+        """Hand over news; those of one call are seen together."""
+        with self._wake:
+            for event in events:
+                waiting = self._inbox.setdefault(event.handle, [])
+                if isinstance(event, Close):
+                    unseen = bool(waiting) and isinstance(waiting[0], Open)
+                    waiting.clear()
+                    if unseen:
+                        del self._inbox[event.handle]
+                        continue
+                waiting.append(event)
+            self._wake.notify()
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread after its current batch; False when it did not end in time (a drafter hangs)."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def drafter_names(self) -> tuple[str, ...]:
+        """The drafters that work on this thread."""
+        return tuple(self._drafters)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that the thread holds now."""
+        return len(self._sequences)
+
+    def busy_s(self) -> float:
+        """For how long the thread has been at its current step; 0 when it waits."""
+        since = self._busy_since
+        return 0.0 if since is None else self._clock() - since
+
+    # --- worker side ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            news = self._take()
+            if news is None:
+                return
+            self._busy_since = self._clock()
+            self._apply(news)
+            for name in self._drafters:
+                self._draft(name)
+            self._busy_since = None
+
+    def _take(self) -> list[Event] | None:
+        """All news since the last time, closes first so that their room is there for the opens; None to end."""
+        with self._wake:
+            while not (self._inbox or self._asking or self._stopping):
+                self._wake.wait()
+            if self._stopping:
+                return None
+            inbox, self._inbox = self._inbox, {}
+        events = [event for waiting in inbox.values() for event in waiting]
+        return sorted(events, key=lambda event: not isinstance(event, Close))
+
+    def _apply(self, news: Sequence[Event]) -> None:
+        batch = _Batch()
+        for event in news:
+            match event:
+                case Open():
+                    self._open(event, batch)
+                case Extend(handle, token_ids, question):
+                    sequence = self._sequences.get(handle)
+                    if sequence is None:  # refused a moment ago; the news were on their way
+                        continue
+                    sequence.token_ids += token_ids
+                    self._ask(handle, sequence, question)
+                case Close(handle):
+                    self._forget(handle)
+        batch.send()
+
+    def _open(self, opening: Open, batch: _Batch) -> None:
+        handle, drafter = opening.handle, self._drafters[opening.drafter]
+        try:
+            if len(self._sequences) >= MAX_SEQUENCES:
+                raise CapacityError(f"{MAX_SEQUENCES} sequences are mirrored here, no more fit", 1.0)
+            drafter.open(handle)
+        except CapacityError as error:
+            batch.add(opening.deliver, Refused(handle, RefusalReason.CAPACITY, str(error)))
+            return
+        except Exception as error:
+            _log_failure(opening.drafter, len(opening.token_ids), error)
+            batch.add(opening.deliver, Refused(handle, RefusalReason.INTERNAL, _words(error)))
+            return
+        self._sequences[handle] = sequence = _Sequence(opening, opening.token_ids)
+        self._ask(handle, sequence, opening.question)
+
+    def _ask(self, handle: int, sequence: _Sequence, question: Question | None) -> None:
+        sequence.ask(question)
+        if question is None:
+            self._asking.pop(handle, None)
+        else:
+            self._asking[handle] = None
+
+    def _forget(self, handle: int) -> None:
+        self._asking.pop(handle, None)
+        sequence = self._sequences.pop(handle, None)
+        if sequence is not None:
+            self._drafters[sequence.opening.drafter].close(handle)
+
+    def _draft(self, name: str) -> None:
+        """One batch of one drafter: every sequence that asks it."""
+        drafter, batch = self._drafters[name], _Batch()
+        requests = self._requests(name, drafter, batch)
+        if requests:
+            started = self._clock()
+            outcomes = _proposed(drafter, requests)
+            draft_s = self._clock() - started
+            for request, outcome in zip(requests, outcomes, strict=True):
+                self._settle(request, outcome, started, draft_s, batch)
+        batch.send()
+
+    def _requests(self, name: str, drafter: Drafter, batch: _Batch) -> list[DraftRequest]:
+        """The questions of one drafter, cut to its context; sequences beyond it are refused."""
+        requests = []
+        for handle in list(self._asking):
+            sequence = self._sequences[handle]
+            opening, question, length = sequence.opening, sequence.question, len(sequence.token_ids)
+            if opening.drafter != name or question is None:
+                continue
+            k = question.k
+            if drafter.max_context:
+                # The last guess is never read by the drafter, so it may lie just behind the limit.
+                k = min(k, drafter.max_context - length + 1)
+            if k < 1:
+                self._forget(handle)
+                words = f"{length} tokens, drafter {name!r} reads at most {drafter.max_context}"
+                batch.add(opening.deliver, Refused(handle, RefusalReason.CONTEXT, words))
+                continue
+            requests.append(
+                DraftRequest(
+                    handle, sequence.token_ids, opening.prompt_len, opening.sampling, k, opening.vocab_size
+                )
+            )
+        return requests
+
+    def _settle(
+        self,
+        request: DraftRequest,
+        outcome: "list[int] | Exception | None",
+        started: float,
+        draft_s: float,
+        batch: _Batch,
+    ) -> None:
+        """Turn one outcome into an answer; the sequence keeps its question where the drafter is not through."""
+        handle, sequence = request.handle, self._sequences[request.handle]
+        question, deliver = sequence.question, sequence.opening.deliver
+        assert question is not None
+        sequence.started = started if sequence.started is None else sequence.started
+        sequence.draft_s += draft_s
+        if outcome is None:
+            return
+        if isinstance(outcome, Exception):
+            self._forget(handle)
+            batch.add(deliver, Refused(handle, RefusalReason.INTERNAL, _words(outcome)))
+            return
+        answer = Drafted(
+            handle, len(request.token_ids), outcome, question, sequence.started, sequence.draft_s
+        )
+        self._ask(handle, sequence, None)
+        batch.add(deliver, answer)
+
+
+def _proposed(drafter: Drafter, requests: Sequence[DraftRequest]) -> "list[list[int] | Exception | None]":
+    """One outcome a request; a batch that fails is retried one by one, so that one sequence costs only itself."""
+    try:
+        outcomes = list(drafter.propose(requests))
+        for request, outcome in zip(requests, outcomes, strict=True):
+            _check(request, outcome)
+        return [*outcomes]
+    except Exception as error:
+        if len(requests) > 1:
+            return [outcome for request in requests for outcome in _proposed(drafter, [request])]
+        _log_failure(drafter.name, len(requests[0].token_ids), error)
+        return [error]
+
+
+def _check(request: DraftRequest, outcome: list[int] | None) -> None:
+    if outcome is None:
+        return
+    if len(outcome) > request.k:
+        raise ValueError(f"{len(outcome)} guesses where at most {request.k} were asked for")
+    if outcome and not (min(outcome) >= 0 and max(outcome) < request.vocab_size):
+        raise ValueError(f"guesses {outcome} hold an id outside 0 to {request.vocab_size - 1}")
+
+
+def _log_failure(drafter: str, length: int, error: Exception) -> None:
+    """One line for each sequence that lost its drafter; where it happened only for those who look closer."""
+    log.error("drafter %s failed on a sequence of %d tokens: %s", drafter, length, _words(error))
+    log.debug("where it failed", exc_info=error)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
