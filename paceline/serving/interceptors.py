@@ -1,0 +1,225 @@
+"""The one place where exceptions become statuses, around every handler of a server.
+
+- An error of ``paceline.errors`` becomes its rich status (``paceline.serving.status``), also out of a task group.
+- A failed call to another tier that the handler let through is passed on as what it means.
+- Request bytes that are no message answer INVALID_ARGUMENT naming the field. In a stream of requests the read that
+  meets them raises InvalidRequestError: a handler that does not care ends with INVALID_ARGUMENT, one that does may
+  catch it and read on.
+- Anything else is our fault: INTERNAL with a short text for the client and one line with the traceback in the log.
+- A cancelled call is normal: silent.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError
+from grpc_status import rpc_status
+
+from paceline.errors import EngineError, InvalidRequestError, PacelineError, PeerLostError
+from paceline.serving.in_flight import Call, InFlight
+from paceline.serving.status import error_from_rpc, internal_status, status_from_error
+from paceline.serving.wire import malformed_request
+from paceline.telemetry.context import bind_trace, current_trace, extract
+
+_logger = logging.getLogger(__name__)
+
+_INFRASTRUCTURE = ("/grpc.health.", "/grpc.reflection.")
+_CUT_RETRY_S = 0.5
+
+Behaviour = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Stands in for a request whose bytes could not be parsed, until a handler would read it."""
+
+    error: InvalidRequestError
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps coroutine and async-generator handlers; plain functions are left alone (no tier has one)."""
+
+    def __init__(self, in_flight: InFlight, background: InFlight) -> None:
+        """``background`` holds the calls of health and reflection, for which no drain waits."""
+        self._in_flight = in_flight
+        self._background = background
+        self._wrapped: dict[str, tuple[Any, Any]] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """The method's handler, wrapped once and remembered."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        known = self._wrapped.get(method)
+        if known is None or known[0] is not handler:
+            known = self._wrapped[method] = (handler, self._wrap(handler, method))
+        return known[1]
+
+    def _wrap(self, handler: Any, method: str) -> Any:
+        in_flight = self._background if method.startswith(_INFRASTRUCTURE) else self._in_flight
+        kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
+        behaviour = getattr(handler, kind)
+        if inspect.isasyncgenfunction(behaviour):
+            wrapped: Behaviour = _generator(behaviour, method, in_flight)
+        elif inspect.iscoroutinefunction(behaviour):
+            wrapped = _coroutine(behaviour, method, in_flight)
+        else:
+            return handler
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        deserializer = _tolerant(handler.request_deserializer, method)
+        return make(wrapped, deserializer, handler.response_serializer)
+
+
+def _arity(streaming: bool) -> str:
+    return "stream" if streaming else "unary"
+
+
+# --- around a handler -------------------------------------------------------------------------------------------
+
+
+def _coroutine(behaviour: Behaviour, method: str, in_flight: InFlight) -> Behaviour:
+    async def run(request: Any, context: Any) -> Any:
+        with in_flight.call() as call:
+            bind_trace(extract(context.invocation_metadata()))
+            try:
+                return await behaviour(_checked(request), _CheckedContext(context))
+            except (Exception, asyncio.CancelledError) as error:
+                await _answer(error, method, context, call)
+
+    return run
+
+
+def _generator(behaviour: Behaviour, method: str, in_flight: InFlight) -> Behaviour:
+    async def run(request: Any, context: Any) -> AsyncIterator[Any]:
+        with in_flight.call() as call:
+            bind_trace(extract(context.invocation_metadata()))
+            try:
+                async for response in behaviour(_checked(request), _CheckedContext(context)):
+                    yield response
+            except (Exception, asyncio.CancelledError) as error:
+                await _answer(error, method, context, call)
+
+    return run
+
+
+async def _answer(error: BaseException, method: str, context: Any, call: Call) -> NoReturn:
+    """End the call with the status for ``error``. Always raises: grpc.aio wants to see its own abort."""
+    leaves = list(_leaves(error))
+    for leaf in leaves:
+        if isinstance(leaf, grpc.aio.AbortError):
+            raise leaf  # the handler has answered itself, maybe inside a task group
+    if call.task.cancelling():
+        if not call.cut or context.done():
+            raise asyncio.CancelledError from error  # the client is gone
+        call.task.uncancel()
+        await _abort(context, status_from_error(PeerLostError("server is shutting down", _CUT_RETRY_S)))
+    if any(isinstance(leaf, grpc.aio.InternalError) for leaf in leaves):
+        # An operation on a dead call: its client is gone, and the news of it is on its way to this task.
+        await asyncio.sleep(1.0)
+        raise error
+    cause = _cause(leaves)
+    if isinstance(cause, EngineError) or not isinstance(cause, PacelineError):
+        _logger.error(
+            "request failed",
+            exc_info=cause,
+            extra={"method": method, "error": type(cause).__name__},
+        )
+    if isinstance(cause, PacelineError):
+        await _abort(context, status_from_error(cause))
+    trace = current_trace()
+    await _abort(
+        context, internal_status("internal error" + (f", trace {trace.trace_id_hex}" if trace else ""))
+    )
+
+
+async def _abort(context: Any, status: Any) -> NoReturn:
+    await context.abort_with_status(rpc_status.to_status(status))
+    raise AssertionError("abort raises")
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions that a task group put together, in order; ``error`` itself when it is no group."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _cause(leaves: list[BaseException]) -> BaseException:
+    """The exception to tell the client about: one raised on purpose, else the first."""
+    meant = [error_from_rpc(leaf) if isinstance(leaf, grpc.aio.AioRpcError) else leaf for leaf in leaves]
+    return next((leaf for leaf in meant if isinstance(leaf, PacelineError)), meant[0])
+
+
+# --- requests that are no message ---------------------------------------------------------------------------------
+
+
+def _tolerant(deserializer: Callable[[bytes], Any] | None, method: str) -> Callable[[bytes], Any] | None:
+    """``deserializer``, giving Malformed where it would raise: raising there would answer UNKNOWN and log a page."""
+    if deserializer is None:
+        return None
+    descriptor = _input_type(method)
+
+    def deserialize(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except DecodeError as error:
+            if descriptor is None:
+                return Malformed(InvalidRequestError.single("request", str(error)))
+            return Malformed(malformed_request(data, descriptor))
+
+    return deserialize
+
+
+def _input_type(method: str) -> Descriptor | None:
+    try:
+        found = descriptor_pool.Default().FindMethodByName(method.removeprefix("/").replace("/", "."))
+    except KeyError:
+        return None
+    return found.input_type
+
+
+def _checked(request: Any) -> Any:
+    """The request, or the stream of requests, that a handler may see. Raises InvalidRequestError."""
+    if isinstance(request, Malformed):
+        raise request.error
+    return _CheckedRequests(request) if hasattr(request, "__anext__") else request
+
+
+class _CheckedRequests:
+    """A stream of requests whose read raises for a malformed one, and can be read on afterwards."""
+
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self._requests = requests
+
+    def __aiter__(self) -> "_CheckedRequests":
+        return self
+
+    async def __anext__(self) -> Any:
+        return _checked(await self._requests.__anext__())
+
+
+class _CheckedContext:
+    """A servicer context whose ``read`` raises for a malformed request; all else is the context's own."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def read(self) -> Any:
+        return _checked(await self._context.read())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)

@@ -1,0 +1,176 @@
+"""``paceline.errors`` as ``google.rpc.Status`` and back: one table, used by servers and clients.
+
+| error                 | code                | details besides ErrorInfo |
+|-----------------------|---------------------|---------------------------|
+| InvalidRequestError   | INVALID_ARGUMENT    | BadRequest                |
+| ConfigError           | FAILED_PRECONDITION |                           |
+| IncompatiblePeerError | FAILED_PRECONDITION |                           |
+| CapacityError         | RESOURCE_EXHAUSTED  | RetryInfo                 |
+| PeerLostError         | UNAVAILABLE         | RetryInfo                 |
+| EngineError           | INTERNAL            |                           |
+
+``ErrorInfo.reason`` tells the two FAILED_PRECONDITION apart. A status travels in the trailing metadata, for which
+clients allow 8 KiB by default, so long texts and long lists of violations are cut.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError, Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+from paceline.errors import (
+    CapacityError,
+    ConfigError,
+    EngineError,
+    FieldViolation,
+    IncompatiblePeerError,
+    InvalidRequestError,
+    PacelineError,
+    PeerLostError,
+)
+
+DOMAIN = "paceline"
+DETAILS_KEY = "grpc-status-details-bin"
+
+MAX_MESSAGE_CHARS = 500
+MAX_VIOLATIONS = 16
+_MAX_FIELD_CHARS = 100
+_MAX_DESCRIPTION_CHARS = 150
+_RETRY_AFTER_S = 1.0  # where a peer asks for a retry without saying when
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    error: type[PacelineError]
+    code: int
+    reason: str
+
+
+_TABLE = (
+    _Row(InvalidRequestError, code_pb2.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    _Row(ConfigError, code_pb2.FAILED_PRECONDITION, "CONFIG"),
+    _Row(IncompatiblePeerError, code_pb2.FAILED_PRECONDITION, "INCOMPATIBLE_PEER"),
+    _Row(CapacityError, code_pb2.RESOURCE_EXHAUSTED, "CAPACITY"),
+    _Row(PeerLostError, code_pb2.UNAVAILABLE, "PEER_LOST"),
+    _Row(EngineError, code_pb2.INTERNAL, "ENGINE"),
+)
+
+# Statuses that carry no detail of ours (from gRPC itself, a proxy, another program), by who is to blame.
+_PEER_IS_GONE = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.ABORTED,
+}
+_PEER_IS_ANOTHER = {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION}
+_CALLER_IS_WRONG = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+}
+
+
+def status_from_error(error: PacelineError) -> status_pb2.Status:
+    """The status that tells a client about ``error``."""
+    row = next((row for row in _TABLE if isinstance(error, row.error)), _TABLE[-1])
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=row.reason, domain=DOMAIN)]
+    if isinstance(error, InvalidRequestError):
+        details.append(_bad_request(error.violations))
+    elif isinstance(error, CapacityError | PeerLostError):
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromTimedelta(timedelta(seconds=max(0.0, error.retry_after_s)))
+        details.append(retry)
+    return _status(row.code, str(error), details)
+
+
+def internal_status(message: str) -> status_pb2.Status:
+    """The status for a fault of ours that nobody foresaw; ``message`` must say nothing about the inside."""
+    return _status(code_pb2.INTERNAL, message, [])
+
+
+def _status(code: int, message: str, details: list[Message]) -> status_pb2.Status:
+    status = status_pb2.Status(code=code, message=_clip(message, MAX_MESSAGE_CHARS))
+    for detail in details:
+        packed = AnyMessage()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status
+
+
+def _bad_request(violations: tuple[FieldViolation, ...]) -> error_details_pb2.BadRequest:
+    shown = [
+        error_details_pb2.BadRequest.FieldViolation(
+            field=_clip(violation.field, _MAX_FIELD_CHARS),
+            description=_clip(violation.description, _MAX_DESCRIPTION_CHARS),
+        )
+        for violation in violations[:MAX_VIOLATIONS]
+    ]
+    if len(violations) > MAX_VIOLATIONS:
+        left_out = f"{len(violations) - MAX_VIOLATIONS} more violations are not listed"
+        shown.append(error_details_pb2.BadRequest.FieldViolation(field="request", description=left_out))
+    return error_details_pb2.BadRequest(field_violations=shown)
+
+
+def _clip(text: str, limit: int) -> str:
+    """At most ``limit`` characters that every client can decode (no lone surrogates)."""
+    text = text if len(text) <= limit else text[: limit - 1] + "…"
+    return text.encode("utf-8", "replace").decode()
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError) -> PacelineError:
+    """What a failed call means, in our own terms; details that a Paceline server sent are restored.
+
+    Anything else is sorted by its status code: a peer that is gone or silent is a PeerLostError, one that speaks
+    another protocol an IncompatiblePeerError, a refusal the caller's fault, the rest an EngineError.
+    """
+    code, message = error.code(), error.details() or ""
+    known: dict[str, Message] = {
+        type(detail).__name__: detail for detail in _details(error.trailing_metadata())
+    }
+    info, bad, retry = known.get("ErrorInfo"), known.get("BadRequest"), known.get("RetryInfo")
+    reason = info.reason if isinstance(info, error_details_pb2.ErrorInfo) and info.domain == DOMAIN else ""
+    retry_after_s = _RETRY_AFTER_S
+    if isinstance(retry, error_details_pb2.RetryInfo):
+        retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
+
+    if code in _CALLER_IS_WRONG or "message larger than max" in message:
+        if isinstance(bad, error_details_pb2.BadRequest) and bad.field_violations:
+            return InvalidRequestError([FieldViolation(v.field, v.description) for v in bad.field_violations])
+        return InvalidRequestError.single("request", message or code.name)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return CapacityError(message or code.name, retry_after_s)
+    if code in _PEER_IS_GONE:
+        return PeerLostError(message or code.name, retry_after_s)
+    if code in _PEER_IS_ANOTHER:
+        blame = ConfigError if reason == "CONFIG" else IncompatiblePeerError
+        return blame(message or code.name)
+    return EngineError(message or code.name)
+
+
+_DETAIL_TYPES = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo)
+
+
+def _details(metadata: grpc.aio.Metadata | None) -> Iterator[Message]:
+    """The details that a server sent, those that are known and well-formed."""
+    for key, value in metadata or ():
+        if key != DETAILS_KEY or not isinstance(value, bytes):
+            continue
+        try:
+            status = status_pb2.Status.FromString(value)
+        except DecodeError:
+            return
+        for packed in status.details:
+            for detail_type in _DETAIL_TYPES:
+                detail = detail_type()
+                try:
+                    if packed.Unpack(detail):
+                        yield detail
+                except DecodeError:
+                    continue
