@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.sampling.noise import Domain, exponential, noise_bits, row_key, row_keys
+from paceline.sampling.noise import Domain, exponential, noise_bits, row_key, row_keys, token_bits
 from paceline.sampling.processors import (
     SMALLEST_TEMPERATURE,
     TokenRow,
@@ -27,6 +27,9 @@ from paceline.sampling.scan import first_max, first_min, indices_at_most
 
 # float32 rounding of the bound: exponentials of scaled logits, down to e**-87, are right within 2e-5.
 _SLACK = 1.001
+
+# So many tokens are drawn among one by one: hashing one costs a microsecond in Python, the tensor way 100 at least.
+_FEW = 64
 
 
 def choose(logits: torch.Tensor, rows: Sequence[TokenRow]) -> list[int]:
@@ -56,21 +59,35 @@ def top2_gap(logits: torch.Tensor) -> torch.Tensor:
 def _draw(logits: torch.Tensor, top: float, row: TokenRow) -> int:
     params = row.params
     kept = kept_ids(logits, top, params)
+    key = row_key(params.seed, row.position, Domain.COUPLED)
     if kept is not None:
         logits = logits[kept]
-    key = row_keys([row_key(params.seed, row.position, Domain.COUPLED)], logits.device)
-    bits = noise_bits(key, logits.shape[-1] if kept is None else kept)[0]
-    # (bits + 1/2) / weight: U / w without its scale of 2**-63.
-    bound = torch.exp((logits - top) / max(params.temperature, SMALLEST_TEMPERATURE))
-    torch.div(bits.float().add_(0.5), bound, out=bound)
-    first = first_min(bound)
-    ratio = exponential(int(bits[first])) / ((int(bits[first]) + 0.5) * 2.0**-63)
-    candidates = indices_at_most(bound, float(bound[first]) * ratio * _SLACK)
+    if len(logits) <= _FEW:
+        token_ids = range(len(logits)) if kept is None else kept.tolist()
+        bits = [token_bits(key, token) for token in token_ids]
+    else:
+        contenders, bits = _contenders(logits, top, params.temperature, key, kept)
+        logits = logits[contenders]
+        token_ids = (contenders if kept is None else kept[contenders]).tolist()
     winner, best_score = -1, -math.inf
-    for candidate, logit, drawn in zip(
-        candidates.tolist(), logits[candidates].tolist(), bits[candidates].tolist(), strict=True
-    ):
+    for token, logit, drawn in zip(token_ids, logits.tolist(), bits, strict=True):
         score = (logit - top) / params.temperature - math.log(exponential(drawn))
         if score > best_score:
-            winner, best_score = candidate, score
-    return winner if kept is None else int(kept[winner])
+            winner, best_score = token, score
+    return winner
+
+
+def _contenders(
+    logits: torch.Tensor, top: float, temperature: float, key: int, token_ids: torch.Tensor | None
+) -> tuple[torch.Tensor, list[int]]:
+    """Indices into ``logits``, ascending, among which the winner is, and the noise bits of each."""
+    keys = row_keys([key], logits.device)
+    bits = noise_bits(keys, len(logits) if token_ids is None else token_ids)[0]
+    # (bits + 1/2) / weight: U / w without its scale of 2**-63.
+    bound = torch.exp((logits - top) / max(temperature, SMALLEST_TEMPERATURE))
+    torch.div(bits.float().add_(0.5), bound, out=bound)
+    first = first_min(bound)
+    first_bits = int(bits[first])
+    inflation = exponential(first_bits) / ((first_bits + 0.5) * 2.0**-63)  # E / U of that entry
+    contenders = indices_at_most(bound, float(bound[first]) * inflation * _SLACK)
+    return contenders, bits[contenders].tolist()

@@ -71,6 +71,11 @@ def noise_bits(keys: torch.Tensor, token_ids: torch.Tensor | int) -> torch.Tenso
     return bits.bitwise_and_(_MASK63)
 
 
+def token_bits(key: int, token_id: int) -> int:
+    """``noise_bits`` of one token under one ``row_key``, in plain integers."""
+    return mix64((key + (token_id + 1) * _GOLDEN) & _MASK64) & _MASK63
+
+
 def row_keys(keys: list[int], device: torch.device) -> torch.Tensor:
     """``row_key`` values as [R] int64, two's complement."""
     return torch.tensor([_signed(key) for key in keys], dtype=torch.int64, device=device)

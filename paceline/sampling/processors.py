@@ -20,10 +20,11 @@ is computed by itself: its result cannot depend on the other rows of the batch.
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from paceline.errors import EngineError
@@ -82,27 +83,32 @@ def penalise(logits: torch.Tensor, row: TokenRow) -> torch.Tensor:
     params = row.params
     if not params.needs_history and not params.logit_bias:
         return logits
-    # An id beyond the head has no logit to change (a drafter's head may be padded differently).
-    output = (
-        Counter(token for token in row.output if token < logits.shape[-1]) if params.needs_history else {}
-    )
-    repeated: set[int] = set()
-    if params.repetition_penalty != 1.0:
-        repeated = {token for token in row.prompt if token < logits.shape[-1]} | output.keys()
-    bias = {token: value for token, value in params.logit_bias.items() if token < logits.shape[-1]}
-    ids = sorted(repeated | output.keys() | bias.keys())
-    if not ids:
-        return logits
-    index = torch.tensor(ids, dtype=torch.int64, device=logits.device)
-    changed = []
-    for token, logit in zip(ids, logits[index].tolist(), strict=True):
-        value = logit
-        if token in repeated:
-            value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
-        if token in output:
-            value -= params.presence_penalty + output[token] * params.frequency_penalty
-        changed.append(value + bias.get(token, 0.0))
-    return logits.index_copy(0, index, torch.tensor(changed, dtype=torch.float32, device=logits.device))
+    vocab_size = len(logits)
+    bias = {token: value for token, value in params.logit_bias.items() if token < vocab_size}
+    repeated = np.zeros(vocab_size, dtype=np.bool_)
+    appearances = np.zeros(vocab_size, dtype=np.int64)
+    if params.needs_history:
+        output = _ids_below(vocab_size, row.output)
+        appearances = np.bincount(output, minlength=vocab_size)
+        if params.repetition_penalty != 1.0:
+            repeated[output] = True
+            repeated[_ids_below(vocab_size, row.prompt)] = True
+    touched = repeated | (appearances > 0)
+    touched[list(bias)] = True
+    ids = np.flatnonzero(touched)
+    index = torch.from_numpy(ids).to(logits.device)
+    values = logits[index].double().cpu().numpy()
+    penalty = params.repetition_penalty
+    values = np.where(repeated[ids], np.where(values > 0, values / penalty, values * penalty), values)
+    values -= (appearances[ids] > 0) * params.presence_penalty + appearances[ids] * params.frequency_penalty
+    values += [bias.get(token, 0.0) for token in ids.tolist()] if bias else 0.0
+    return logits.index_copy(0, index, torch.from_numpy(values).to(logits.device, torch.float32))
+
+
+def _ids_below(vocab_size: int, token_ids: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Without ids beyond the head, which have no logit to change (heads may be padded differently)."""
+    ids = np.asarray(token_ids, dtype=np.int64)
+    return ids[ids < vocab_size]
 
 
 def largest_logit(logits: torch.Tensor) -> tuple[int, float]:

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from paceline.sampling import Domain, gumbel
-from paceline.sampling.noise import exponential, mix64, noise_bits, row_key, row_keys
+from paceline.sampling.noise import exponential, noise_bits, row_key, row_keys, token_bits
 
 CPU = torch.device("cpu")
 MASK63 = (1 << 63) - 1
@@ -86,7 +86,7 @@ def test_the_bits_are_the_same_on_cuda():
 def test_torch_bits_equal_plain_integers():
     """The wrap-around tensor arithmetic is arithmetic modulo 2**64, whatever the sign of the key."""
     for key in (0, 1, 2**63 - 1, 2**63, 2**64 - 1, 0xDEADBEEF12345678):
-        plain = [mix64((key + (token + 1) * 0x9E3779B97F4A7C15) % 2**64) & MASK63 for token in range(1000)]
+        plain = [token_bits(key, token) for token in range(1000)]
         assert noise_bits(row_keys([key], CPU), 1000)[0].tolist() == plain
 
 
