@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from paceline.errors import ConfigError
 
@@ -65,10 +65,15 @@ class ServerConfig(Section):
         return f"{self.host}:{self.port}"
 
 
+def _port_unless_said(port: int) -> BeforeValidator:
+    """A tier keeps its own default port when only other settings of its ``server`` are given."""
+    return BeforeValidator(lambda value: {"port": port} | value if isinstance(value, dict) else value)
+
+
 class VerifyConfig(Section):
     """The verify tier."""
 
-    server: ServerConfig = ServerConfig(port=7441)
+    server: Annotated[ServerConfig, _port_unless_said(7441)] = ServerConfig(port=7441)
     kv_slots: Annotated[int, Field(ge=1)] = 32
     """Sequences decoded at the same time; each holds one KV slot."""
     max_context: Annotated[int, Field(ge=2)] = 2048
@@ -88,7 +93,7 @@ class VerifyConfig(Section):
 class DraftConfig(Section):
     """The draft tier."""
 
-    server: ServerConfig = ServerConfig(port=7442)
+    server: Annotated[ServerConfig, _port_unless_said(7442)] = ServerConfig(port=7442)
     kv_slots: Annotated[int, Field(ge=1)] = 32
     """Sequences mirrored at the same time by a drafter that has memory."""
     max_context: Annotated[int, Field(ge=2)] = 2048
@@ -111,7 +116,7 @@ class PlanRule(Section):
 class RouterConfig(Section):
     """The router."""
 
-    server: ServerConfig = ServerConfig(port=7440)
+    server: Annotated[ServerConfig, _port_unless_said(7440)] = ServerConfig(port=7440)
     verify_endpoints: tuple[str, ...] = ("127.0.0.1:7441",)
     default_max_tokens: Annotated[int, Field(ge=1)] = 256
     resume_s: Annotated[float, Field(ge=0)] = 30.0

@@ -1,0 +1,320 @@
+"""The only place that knows every service: starts the tiers under Ray, waits for them, takes them down again.
+
+    with running_cluster(load_config()) as cluster:
+        ... cluster.router_address ...
+
+Ray places and restarts; no byte of a request passes through it.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cluster.actor import TierActor, TierSpec
+from cluster.session import LaunchError, cause, ray_module, ray_session, work_directory
+from cluster.topology import (
+    Replica,
+    available_cores,
+    check_ports,
+    draft_replicas,
+    router_replicas,
+    verify_replicas,
+    with_free_ports,
+)
+from paceline.config import PacelineConfig
+
+FACTORIES = {
+    "draft": "draft_service.service:create_server",
+    "verify": "verify_service.service:create_server",
+    "router": "router.service:create_server",
+}
+
+POLL_S = 0.1
+LOG_TAIL_LINES = 12
+NO_PROXY = (("grpc.enable_http_proxy", 0),)
+
+PASSED_ENVIRONMENT = ("OTEL_", "PACELINE_", "HF_")
+"""Variables that begin like this reach every tier, on other nodes too."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Tier:
+    """A replica that was started, and its actor."""
+
+    replica: Replica
+    handle: Any
+    address: str
+    log_path: Path | None
+
+
+@dataclass(slots=True)
+class Cluster:
+    """A running stack. Owned by ``running_cluster``."""
+
+    tiers: list[Tier] = field(default_factory=list)
+    log_dir: Path | None = None
+    """Where the tiers log, one file each, their settings beside it; None on a joined cluster, whose nodes keep their own."""
+
+    def addresses(self, tier: str) -> tuple[str, ...]:
+        """host:port of every replica of ``tier`` (draft, verify, router)."""
+        return tuple(one.address for one in self.tiers if one.replica.tier == tier)
+
+    @property
+    def router_address(self) -> str:
+        """What clients call: the first router."""
+        return self.addresses("router")[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The replicas, in the order they were started."""
+        return tuple(one.replica.name for one in self.tiers)
+
+    @property
+    def all_addresses(self) -> tuple[str, ...]:
+        """host:port of every replica, in the same order."""
+        return tuple(one.address for one in self.tiers)
+
+    def pid(self, name: str) -> int:
+        """Process of a replica, for example draft-0; waits for it while Ray restarts it."""
+        return int(ray_module().get(self._tier(name).handle.pid.remote()))
+
+    def pids(self, *, timeout_s: float | None = None) -> dict[str, int]:
+        """Process of every replica that answers within ``timeout_s``. Raises LaunchError when Ray gave one up."""
+        ray = ray_module()
+        asked = {one.handle.pid.remote(): one for one in self.tiers}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
+        pids = {}
+        for ref in answered:
+            try:
+                pids[asked[ref].replica.name] = int(ray.get(ref))
+            except ray.exceptions.RayError as error:
+                raise LaunchError(_failure(asked[ref], cause(error))) from error
+        return pids
+
+    def log_tail(self, name: str, lines: int = LOG_TAIL_LINES) -> str:
+        """The last lines that a replica logged; empty when its log is on another node."""
+        return _tail(self._tier(name).log_path, lines)
+
+    def wait_serving(self, *, timeout_s: float, progress: Progress | None = None) -> None:
+        """Until every replica's health is SERVING. Raises LaunchError naming those that are not."""
+        wait_serving(self.tiers, timeout_s=timeout_s, progress=progress)
+
+    def _tier(self, name: str) -> Tier:
+        for one in self.tiers:
+            if one.replica.name == name:
+                return one
+        raise KeyError(f"no replica {name!r}; there are {', '.join(self.names)}")
+
+
+@contextlib.contextmanager
+def running_cluster(config: PacelineConfig, *, progress: Progress | None = None) -> Iterator[Cluster]:
+    """The whole stack, healthy; on leaving, requests are drained and everything that was started here is gone.
+
+    ``progress`` is told in words what is being waited for. Raises ConfigError for a topology that cannot be and
+    LaunchError when a tier does not come up within ``cluster.ready_s``.
+    """
+    say = progress or (lambda _text: None)
+    local = not config.cluster.ray_address
+    if local:
+        config = with_free_ports(config)
+    with contextlib.ExitStack() as stack:
+        log_dir = stack.enter_context(work_directory()) if local else None
+        planned = _plan(config)
+        check_ports(planned, local=local)
+        say("starting Ray" if local else f"joining Ray at {config.cluster.ray_address}")
+        stack.enter_context(ray_session(config.cluster, log_dir))
+        cluster = Cluster(log_dir=log_dir)
+        stack.callback(_take_down, cluster, local=local)
+        deadline = time.monotonic() + config.cluster.ready_s
+        if local:
+            for replica in planned:
+                cluster.tiers.append(_start(replica, log_dir))
+        else:
+            _start_in_order(config, cluster)
+        wait_serving(cluster.tiers, timeout_s=deadline - time.monotonic(), progress=say)
+        yield cluster
+
+
+def _plan(config: PacelineConfig) -> tuple[Replica, ...]:
+    """Every replica, as if all were on this machine."""
+    cores = available_cores()
+    drafts = draft_replicas(config, cores=cores)
+    verifies = verify_replicas(config, draft_addresses=[one.local_address for one in drafts], cores=cores)
+    routers = router_replicas(config, verify_addresses=[one.local_address for one in verifies])
+    return (*drafts, *verifies, *routers)
+
+
+def _start_in_order(config: PacelineConfig, cluster: Cluster) -> None:
+    """On a joined cluster a tier's addresses are known only when Ray has placed it: draft, then verify, then router."""
+
+    def start(replicas: Sequence[Replica]) -> list[str]:
+        tiers = [_start(replica, None) for replica in replicas]
+        cluster.tiers.extend(tiers)
+        for tier in tiers:
+            tier.address = _first_answer(tier, config.cluster.ready_s)
+        return [tier.address for tier in tiers]
+
+    cores = available_cores()
+    drafts = start(draft_replicas(config, cores=cores))
+    verifies = start(verify_replicas(config, draft_addresses=drafts, cores=cores))
+    start(router_replicas(config, verify_addresses=verifies))
+
+
+def _first_answer(tier: Tier, timeout_s: float) -> str:
+    ray = ray_module()
+    try:
+        return str(ray.get(tier.handle.address.remote(), timeout=timeout_s))
+    except ray.exceptions.GetTimeoutError as error:
+        raise LaunchError(
+            f"{tier.replica.name} was not placed or did not start within {timeout_s:.0f} s; does the cluster have "
+            f"the resources {tier.replica.placement.resources or 'it asks for'}?"
+        ) from error
+    except ray.exceptions.RayActorError as error:
+        raise LaunchError(f"{tier.replica.name} failed to start:\n{cause(error)}") from error
+
+
+def _start(replica: Replica, log_dir: Path | None) -> Tier:
+    """Asks Ray for the replica's actor; does not wait for it."""
+    log_path = log_dir / f"{replica.name}.log" if log_dir else None
+    if log_dir:
+        settings = "\n".join(replica.config.to_toml_lines())
+        (log_dir / f"{replica.name}.settings").write_text(settings + "\n", encoding="utf-8")
+    spec = TierSpec(replica.name, FACTORIES[replica.tier], replica.config, str(log_path or ""))
+    actor = ray_module().remote(TierActor)
+    handle = actor.options(
+        num_cpus=replica.placement.num_cpus,
+        num_gpus=replica.placement.num_gpus,
+        resources=replica.placement.resources,
+        max_restarts=-1,
+        max_task_retries=-1,
+        max_concurrency=4,  # `pid` is answered while `stop` drains
+        runtime_env={"env_vars": _environment(replica.threads)},
+    ).remote(spec)
+    return Tier(replica, handle, replica.local_address, log_path)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """What must be set before torch is imported, and what the user set for our processes.
+
+    Ray sets OMP_NUM_THREADS=1 itself. Passive waiting: an engine that spins between two steps slows the other tiers
+    on the same cores 3-5 times.
+    """
+    passed = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ENVIRONMENT)}
+    return passed | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def wait_serving(tiers: Sequence[Tier], *, timeout_s: float, progress: Progress | None = None) -> None:
+    """Until the health of every one of ``tiers`` is SERVING.
+
+    Two things are watched at once, a constructor that fails and a health service that is not there yet, so this
+    asks every 0.1 s instead of waiting for one of them.
+    """
+    ray = ray_module()
+    started = time.monotonic()
+    created = {tier.replica.name: tier.handle.ready.remote() for tier in tiers}
+    missing = {tier.replica.name: tier for tier in tiers}
+    said = ""
+    with contextlib.ExitStack() as stack:
+        channels = {
+            name: stack.enter_context(grpc.insecure_channel(tier.address, options=NO_PROXY))
+            for name, tier in missing.items()
+        }
+        while True:
+            for name, tier in list(missing.items()):
+                done, _ = ray.wait([created[name]], timeout=0)
+                if done:
+                    try:
+                        ray.get(created[name])
+                    except ray.exceptions.RayError as error:
+                        raise LaunchError(_failure(tier, cause(error))) from error
+                    if _is_serving(channels[name]):
+                        del missing[name]
+            if not missing:
+                return
+            elapsed = time.monotonic() - started
+            if elapsed > timeout_s:
+                up = len(tiers) - len(missing)
+                reasons = [_failure(tier, "not SERVING yet") for tier in missing.values()]
+                raise LaunchError(
+                    f"{up} of {len(tiers)} tiers are up after {elapsed:.0f} s; missing:\n"
+                    + "\n".join(reasons)
+                )
+            waiting = f"waiting for {', '.join(missing)}"
+            if progress and waiting != said:
+                progress(waiting)
+                said = waiting
+            time.sleep(POLL_S)
+
+
+def _is_serving(channel: grpc.Channel) -> bool:
+    try:
+        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+    except grpc.RpcError:
+        return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _failure(tier: Tier, reason: str) -> str:
+    text = f"{tier.replica.name} ({tier.address}): {reason}"
+    tail = _tail(tier.log_path, LOG_TAIL_LINES)
+    return f"{text}\n  last lines of {tier.log_path}:\n{_indent(tail)}" if tail else text
+
+
+def _tail(path: Path | None, lines: int) -> str:
+    if path is None or not path.exists():
+        return ""
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def _take_down(cluster: Cluster, *, local: bool) -> None:
+    """Drains router, then verify, then draft, and ends their processes."""
+    ray = ray_module()
+    pids = []
+    for tier_name in ("router", "verify", "draft"):
+        tiers = [one for one in cluster.tiers if one.replica.tier == tier_name]
+        with contextlib.suppress(ray.exceptions.RayError):  # a tier that never came up has nothing to drain
+            alive = [one.handle.pid.remote() for one in tiers]
+            known, _ = ray.wait(alive, num_returns=len(alive), timeout=1.0) if alive else ([], [])
+            pids += ray.get(known)
+            stopping = [one.handle.stop.remote() for one in tiers] if len(known) == len(tiers) else []
+            drain_s = max((one.replica.server.drain_s for one in tiers), default=0.0)
+            if stopping:
+                ray.wait(stopping, num_returns=len(stopping), timeout=drain_s + 5.0)
+        for one in tiers:
+            ray.kill(one.handle, no_restart=True)
+    if local:
+        _await_end(pids, timeout_s=5.0)
+
+
+def _await_end(pids: Sequence[int], *, timeout_s: float) -> None:
+    """Until these processes of ours are gone; what is left then is killed."""
+    deadline = time.monotonic() + timeout_s
+    left = [pid for pid in pids if _is_alive(pid)]
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left = [pid for pid in left if _is_alive(pid)]
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,204 @@
+"""From one settings tree to one entry per replica: where it listens, whom it calls, how many CPU threads it gets.
+
+Nothing is started here and Ray is not imported. Replica i of a tier with a fixed port listens on port + i; port 0
+means any free port, chosen before anything starts because a replica must come back on the same one.
+"""
+
+import math
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.config import ModelConfig, PacelineConfig, ServerConfig, TierPlacement
+from paceline.errors import ConfigError
+
+WILDCARD_HOSTS = ("0.0.0.0", "::", "[::]", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One process to start."""
+
+    tier: str
+    """draft, verify or router."""
+    index: int
+    config: PacelineConfig
+    """The whole tree, this replica's own section resolved."""
+    server: ServerConfig
+    placement: TierPlacement
+    threads: int
+    """CPU threads of its engine, 1 where it has none."""
+
+    @property
+    def name(self) -> str:
+        """Shown to people."""
+        return f"{self.tier}-{self.index}"
+
+    @property
+    def local_address(self) -> str:
+        """host:port as seen from this machine."""
+        host = "127.0.0.1" if self.server.host in WILDCARD_HOSTS else self.server.host
+        return f"{host}:{self.server.port}"
+
+
+def draft_replicas(config: PacelineConfig, *, cores: int) -> tuple[Replica, ...]:
+    """The draft tier. Only drafters that run a model get more than one thread."""
+    placement = config.cluster.draft
+    drafts = any(drafter.kind == "model" for drafter in config.draft.drafters.values())
+    threads = _threads(config, placement, cores) if drafts else 1
+    drafters = {
+        name: drafter.model_copy(update={"model": _with_threads(drafter.model, threads)})
+        if drafter.model is not None
+        else drafter
+        for name, drafter in config.draft.drafters.items()
+    }
+    return tuple(
+        Replica(
+            "draft",
+            index,
+            config.model_copy(
+                update={"draft": config.draft.model_copy(update={"server": server, "drafters": drafters})}
+            ),
+            server,
+            placement,
+            threads,
+        )
+        for index, server in enumerate(_servers(config.draft.server, placement))
+    )
+
+
+def verify_replicas(
+    config: PacelineConfig, *, draft_addresses: Sequence[str], cores: int
+) -> tuple[Replica, ...]:
+    """The verify tier; each replica links to every draft replica."""
+    placement = config.cluster.verify
+    threads = config.model.threads or _threads(config, placement, cores)
+    return tuple(
+        Replica(
+            "verify",
+            index,
+            config.model_copy(
+                update={
+                    "model": _with_threads(config.model, threads),
+                    "verify": config.verify.model_copy(
+                        update={"server": server, "draft_endpoints": tuple(draft_addresses)}
+                    ),
+                }
+            ),
+            server,
+            placement,
+            threads,
+        )
+        for index, server in enumerate(_servers(config.verify.server, placement))
+    )
+
+
+def router_replicas(config: PacelineConfig, *, verify_addresses: Sequence[str]) -> tuple[Replica, ...]:
+    """The router tier; each replica knows every verify replica."""
+    placement = config.cluster.router
+    return tuple(
+        Replica(
+            "router",
+            index,
+            config.model_copy(
+                update={
+                    "router": config.router.model_copy(
+                        update={"server": server, "verify_endpoints": tuple(verify_addresses)}
+                    )
+                }
+            ),
+            server,
+            placement,
+            1,
+        )
+        for index, server in enumerate(_servers(config.router.server, placement))
+    )
+
+
+def with_free_ports(config: PacelineConfig) -> PacelineConfig:
+    """``config`` with every port 0 replaced by a run of ports, free now, as long as the tier has replicas."""
+    update = {}
+    taken: set[int] = set()
+    for tier in ("draft", "verify", "router"):
+        section = getattr(config, tier)
+        if section.server.port == 0:
+            port = _free_run(section.server.host, getattr(config.cluster, tier).replicas, taken)
+            server = section.server.model_copy(update={"port": port})
+            update[tier] = section.model_copy(update={"server": server})
+    return config.model_copy(update=update)
+
+
+def check_ports(replicas: Sequence[Replica], *, local: bool) -> None:
+    """Raises ConfigError where two replicas want one port, or (``local``) another program has it."""
+    owner: dict[tuple[str, int], str] = {}
+    for replica in replicas:
+        key = (replica.server.host, replica.server.port)
+        if key in owner:
+            raise ConfigError(
+                f"{owner[key]} and {replica.name} both listen on port {replica.server.port}: replica i of a tier "
+                f"takes port + i; set {replica.tier}.server.port further away, or to 0"
+            )
+        owner[key] = replica.name
+        if local and not _is_free(*key):
+            raise ConfigError(
+                f"{replica.name}: {replica.server.address} is in use (another `paceline up`?); "
+                f"set {replica.tier}.server.port to another port, or to 0 for any free one"
+            )
+
+
+def available_cores() -> int:
+    """CPU cores this process may use: affinity, and the quota of its control group where one is set."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        cores = min(cores, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):  # no control group, or "max": no quota
+        pass
+    return max(cores, 1)
+
+
+def _threads(config: PacelineConfig, placement: TierPlacement, cores: int) -> int:
+    """What Ray reserves, else an equal share of the cores for every process that runs a model.
+
+    A two-thread engine beside another busy one on two cores is 3-5 times slower than two of one thread each.
+    """
+    if placement.num_cpus >= 1:
+        return int(placement.num_cpus)
+    engines = config.cluster.verify.replicas
+    if any(drafter.kind == "model" for drafter in config.draft.drafters.values()):
+        engines += config.cluster.draft.replicas
+    return max(1, cores // engines)
+
+
+def _with_threads(model: ModelConfig, threads: int) -> ModelConfig:
+    return model if model.threads else model.model_copy(update={"threads": threads})
+
+
+def _servers(server: ServerConfig, placement: TierPlacement) -> list[ServerConfig]:
+    if server.port == 0:
+        raise ConfigError("port 0 needs a local Ray: on a joined cluster every tier has a fixed port")
+    last = server.port + placement.replicas - 1
+    if last > 65535:
+        raise ConfigError(f"port {server.port} and {placement.replicas} replicas: the last port is {last}")
+    return [server.model_copy(update={"port": server.port + index}) for index in range(placement.replicas)]
+
+
+def _free_run(host: str, length: int, taken: set[int]) -> int:
+    for _ in range(100):
+        with socket.create_server((host or "", 0), reuse_port=False) as probe:
+            first = int(probe.getsockname()[1])
+        ports = range(first, first + length)
+        if taken.isdisjoint(ports) and ports[-1] <= 65535 and all(_is_free(host, port) for port in ports):
+            taken.update(ports)
+            return first
+    raise ConfigError(f"no {length} free ports in a row on {host}")
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        with socket.create_server((host or "", port)):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,141 @@
+"""A request's rounds as text: one line a round, its parts drawn as a bar, sums at the end. No colour is needed.
+
+A round is draft, network, wait and verify one after the other. All bars share one scale, the longest round filling
+the width, so that lengths can be compared down the page; the time at which a round began stands in figures.
+"""
+
+import itertools
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from paceline.client import RequestSummary
+from paceline.types import Mode, Plan, RoundRecord, SpeculativeStats, Timings
+
+BLOCKS = "▒·░█"
+"""Draft, network, wait, verify."""
+ASCII = "d.w#"
+"""The same for a terminal that cannot print them."""
+
+PARTS = ("draft", "network", "wait", "verify")
+MIN_BAR = 10
+
+_HEAD = "  round  at ms   k acc out      draft    net   wait verify  "
+
+
+def draw(
+    request: RequestSummary, *, width: int = 100, glyphs: str = BLOCKS, max_rounds: int = 512
+) -> Iterator[str]:
+    """The lines of one request, none wider than ``width`` (from about 75 on)."""
+    yield from _wrap(_title(request), width)
+    rounds = request.rounds[:max_rounds]
+    if rounds:
+        bar_width = max(MIN_BAR, width - len(_HEAD))
+        longest = max(record.total_s for record in rounds)
+        scale = bar_width / longest if longest > 0 else 0.0
+        legend = "  ".join(f"{glyph} {part}" for glyph, part in zip(glyphs, PARTS, strict=True))
+        per_column = f"{1000 / scale:.1f} ms a column" if scale else ""
+        yield from _wrap(f"{legend}    {per_column}", width)
+        yield _HEAD.rstrip()
+        at_s = 0.0
+        for record in rounds:
+            yield (_row(record, at_s) + bar(_parts(record), scale, glyphs)).rstrip()
+            at_s += record.total_s
+    left_out = len(request.rounds) - len(rounds) + request.rounds_elided
+    if left_out:
+        yield f"  ... {left_out} more rounds, in the sums below"
+    yield from _sums(request.timings, request.speculative, width, glyphs)
+
+
+def plan_in_words(plan: Plan) -> str:
+    """For example ``speculative ngram k=8``."""
+    return "plain" if plan.mode is Mode.PLAIN else f"speculative {plan.drafter} k={plan.k_max}"
+
+
+def bar(parts: Sequence[float], columns_per_s: float, glyphs: str) -> str:
+    """The parts one after the other; edges are rounded, so the whole is as long as the sum says."""
+    edges = [round(edge * columns_per_s) for edge in itertools.accumulate(parts, initial=0.0)]
+    return "".join(
+        glyph * (end - start) for glyph, (start, end) in zip(glyphs, itertools.pairwise(edges), strict=True)
+    )
+
+
+def _title(request: RequestSummary) -> str:
+    usage = request.usage
+    law = f", law {request.plan.law.value}" if request.plan.law else ""
+    trace = f" · trace {request.trace_id}" if request.trace_id else ""
+    return (
+        f"{request.request_id} · {request.task_type or 'task unknown'} · {plan_in_words(request.plan)}{law} "
+        f"({request.plan.reason}) · {usage.prompt_tokens} + {usage.completion_tokens} tokens · {request.outcome}{trace}"
+    )
+
+
+def _row(record: RoundRecord, at_s: float) -> str:
+    k, accepted = (str(record.drafted), str(record.accepted)) if record.drafted else ("-", "-")
+    times = "".join(f"{_ms(part):>7}" for part in _parts(record))
+    return f"{record.index:>7}{at_s * 1000:>7.0f}{k:>4}{accepted:>4} {_outcome(record):<6}{times}  "
+
+
+def _outcome(record: RoundRecord) -> str:
+    words = {"none": "plain", "unavailable": "absent"}
+    return words.get(record.outcome.value, record.outcome.value)
+
+
+def _sums(timings: Timings, stats: SpeculativeStats, width: int, glyphs: str) -> Iterator[str]:
+    spent = (timings.draft_s, timings.network_s, timings.wait_s, timings.verify_s)
+    decode_s = timings.decode_s
+    shares = [
+        f"{part} {_ms(time_s)} ms{_share(time_s, decode_s)}"
+        for part, time_s in zip(
+            (*PARTS, "overhead"),
+            (*spent, timings.overhead_s),
+            strict=True,
+        )
+    ]
+    yield from _wrap(f"  decode {_ms(decode_s)} ms = " + " + ".join(shares), width)
+    if decode_s > 0:
+        yield f"  |{bar(spent, (width - 4) / max(decode_s, sum(spent)), glyphs):<{width - 4}}|"
+    yield from _wrap(
+        f"  queue {_ms(timings.queue_s)} ms, prefill {_ms(timings.prefill_s)} ms, first token after "
+        f"{_ms(timings.time_to_first_token_s)} ms, total {_ms(timings.total_s)} ms",
+        width,
+    )
+    yield from _wrap("  " + stats_in_words(stats), width)
+
+
+def stats_in_words(stats: SpeculativeStats) -> str:
+    """What speculation did, in one sentence."""
+    text = f"{stats.num_rounds} rounds"
+    if stats.num_spec_steps:
+        text += (
+            f", {stats.num_spec_steps} with a block: {stats.num_accepted_draft_tokens} of "
+            f"{stats.num_draft_tokens} draft tokens accepted"
+        )
+    if stats.draft_acceptance_rate is not None:
+        text += f" ({stats.draft_acceptance_rate:.0%})"
+    if stats.mean_acceptance_length is not None:
+        text += f", {stats.mean_acceptance_length:.2f} tokens a block"
+    for number, word in (
+        (stats.num_empty_rounds, "without a guess"),
+        (stats.num_late_rounds, "late"),
+        (stats.num_unavailable_rounds, "without a drafter"),
+        (stats.num_ignored_draft_tokens, "draft tokens cut"),
+    ):
+        if number:
+            text += f", {number} {word}"
+    return text
+
+
+def _parts(record: RoundRecord) -> tuple[float, float, float, float]:
+    return record.draft_s, record.network_s, record.wait_s, record.verify_s
+
+
+def _ms(time_s: float) -> str:
+    return f"{time_s * 1000:.1f}"
+
+
+def _share(time_s: float, whole_s: float) -> str:
+    return f" ({time_s / whole_s:.0%})" if whole_s > 0 else ""
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="    ", break_long_words=False) or [""]

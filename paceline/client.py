@@ -1,0 +1,303 @@
+"""A small typed client of the router, for asyncio programs: no torch, no Ray, starts in a moment.
+
+    async with Client("127.0.0.1:7440") as client:
+        async for event in client.generate(generate_request(messages=[("user", "Hello")])):
+            if isinstance(event, Chunk):
+                print(event.text, end="", flush=True)
+
+Every failure is one of ``paceline.errors``.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from paceline import codec
+from paceline.errors import EngineError
+from paceline.serving.channel import error_from_rpc, open_channel
+from paceline.types import (
+    FinishReason,
+    Mode,
+    ModelInfo,
+    Plan,
+    RoundRecord,
+    SpeculativeStats,
+    Timings,
+    Usage,
+)
+from paceline.v1 import common_pb2, router_pb2, router_pb2_grpc
+
+_MODES = {Mode.PLAIN: common_pb2.DECODING_MODE_PLAIN, Mode.SPECULATIVE: common_pb2.DECODING_MODE_SPECULATIVE}
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request was taken; how it will be decoded, and why."""
+
+    request_id: str
+    task_type: str
+    plan: Plan
+    prompt_tokens: int
+    seed: int
+    trace_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some output. ``round`` is None for the token of the prefill; ``text`` may be empty."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    position: int
+    round: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The request's one answer."""
+
+    finish_reason: FinishReason
+    matched_stop: str | None
+    usage: Usage
+    timings: Timings
+    speculative: SpeculativeStats
+    plan: Plan
+    numerics: str
+    resumed: int
+
+
+Event = Started | Chunk | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSummary:
+    """What the router remembers of a request: no prompt, no output text."""
+
+    request_id: str
+    trace_id: str
+    task_type: str
+    plan: Plan
+    outcome: str
+    usage: Usage
+    timings: Timings
+    speculative: SpeculativeStats
+    rounds: tuple[RoundRecord, ...]
+    rounds_elided: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """A drafter that can be asked for by name."""
+
+    name: str
+    version: str
+    available: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What the server serves and how it is set."""
+
+    version: str
+    model: ModelInfo
+    drafters: tuple[Drafter, ...]
+    task_types: tuple[str, ...]
+    default_max_tokens: int
+    running: int
+
+
+def generate_request(
+    *,
+    text: str | None = None,
+    messages: Sequence[tuple[str, str]] | None = None,
+    token_ids: Sequence[int] | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    seed: int | None = None,
+    max_tokens: int | None = None,
+    stop: Sequence[str] = (),
+    stop_token_ids: Sequence[int] = (),
+    ignore_eos: bool = False,
+    task_type: str = "",
+    mode: Mode | None = None,
+    drafter: str | None = None,
+    k: int | None = None,
+    request_id: str = "",
+) -> router_pb2.GenerateRequest:
+    """One request; give exactly one of ``text``, ``messages`` (role, content) and ``token_ids``.
+
+    None leaves a choice to the server, ``mode`` too (automatic). Values are checked by the server, except those
+    that the wire cannot carry: they raise ValueError here.
+    """
+    request = router_pb2.GenerateRequest(
+        max_tokens=max_tokens,
+        stop=stop,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=ignore_eos,
+        task_type=task_type,
+        request_id=request_id,
+        sampling=common_pb2.SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=logit_bias,
+            seed=seed,
+        ),
+    )
+    if sum(form is not None for form in (text, messages, token_ids)) != 1:
+        raise ValueError("give exactly one of text, messages and token_ids")
+    if text is not None:
+        request.text = text
+    elif messages is not None:
+        request.chat.SetInParent()
+        for role, content in messages:
+            request.chat.messages.add(role=role, content=content)
+    elif token_ids is not None:
+        request.tokens.ids.extend(token_ids)
+        request.tokens.SetInParent()
+    if mode is not None or drafter is not None or k is not None:
+        request.decoding.CopyFrom(
+            router_pb2.DecodingOverride(
+                mode=_MODES[mode] if mode else common_pb2.DECODING_MODE_UNSPECIFIED, drafter=drafter, k=k
+            )
+        )
+    return request
+
+
+class Client:
+    """One channel to a router. Use it as an async context manager, within one event loop."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel: grpc.aio.Channel | None = None
+
+    async def __aenter__(self) -> Self:
+        self._channel = open_channel(self.address)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+    async def generate(
+        self,
+        request: router_pb2.GenerateRequest,
+        *,
+        timeout_s: float | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> AsyncGenerator[Event, None]:
+        """The events of one request: one Started, Chunks, one Finished. Closing the iterator cancels the request."""
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=tuple(metadata))
+        finished = False
+        try:
+            async for message in call:
+                event = _event(message)
+                if event is not None:
+                    finished = finished or isinstance(event, Finished)
+                    yield event
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        finally:
+            call.cancel()  # does nothing once the call is over
+        if not finished:
+            raise EngineError("the stream ended without an answer")
+
+    async def server_info(self, *, timeout_s: float | None = 10.0) -> ServerInfo:
+        """What the server serves."""
+        try:
+            reply = await self._stub.GetServerInfo(router_pb2.GetServerInfoRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        return ServerInfo(
+            reply.version,
+            codec.model_info_from_pb(reply.model),
+            tuple(Drafter(d.name, d.version, d.available) for d in reply.drafters),
+            tuple(reply.task_types),
+            reply.default_max_tokens,
+            reply.running,
+        )
+
+    async def list_requests(
+        self, *, request_id: str = "", limit: int = 0, timeout_s: float | None = 10.0
+    ) -> tuple[RequestSummary, ...]:
+        """The last requests, newest first."""
+        request = router_pb2.ListRequestsRequest(request_id=request_id, limit=limit)
+        try:
+            reply = await self._stub.ListRequests(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        return tuple(_summary(message) for message in reply.requests)
+
+    @property
+    def _stub(self) -> "router_pb2_grpc.RouterServiceAsyncStub":
+        if self._channel is None:
+            raise RuntimeError("the client is closed: use `async with Client(address) as client`")
+        return router_pb2_grpc.RouterServiceStub(self._channel)
+
+
+def _event(message: router_pb2.GenerateResponse) -> Event | None:
+    """None for an event of a later protocol."""
+    match message.WhichOneof("event"):
+        case "started":
+            started = message.started
+            return Started(
+                started.request_id,
+                started.task_type,
+                codec.plan_from_pb(started.plan),
+                started.prompt_tokens,
+                started.seed,
+                started.trace_id,
+            )
+        case "chunk":
+            chunk = message.chunk
+            return Chunk(
+                chunk.text,
+                tuple(chunk.token_ids),
+                chunk.position,
+                chunk.round if chunk.HasField("round") else None,
+            )
+        case "finished":
+            finished = message.finished
+            return Finished(
+                codec.finish_from_pb(finished.finish_reason),
+                finished.matched_stop if finished.HasField("matched_stop") else None,
+                Usage(finished.usage.prompt_tokens, finished.usage.completion_tokens),
+                codec.timings_from_pb(finished.timings),
+                codec.stats_from_pb(finished.speculative),
+                codec.plan_from_pb(finished.plan),
+                finished.numerics,
+                finished.resumed,
+            )
+        case _:
+            return None
+
+
+def _summary(message: router_pb2.RequestSummary) -> RequestSummary:
+    return RequestSummary(
+        message.request_id,
+        message.trace_id,
+        message.task_type,
+        codec.plan_from_pb(message.plan),
+        message.outcome,
+        Usage(message.usage.prompt_tokens, message.usage.completion_tokens),
+        codec.timings_from_pb(message.timings),
+        codec.stats_from_pb(message.speculative),
+        tuple(codec.round_from_pb(record) for record in message.rounds),
+        message.rounds_elided,
+    )

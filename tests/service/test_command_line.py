@@ -1,0 +1,132 @@
+"""``paceline`` as a user types it, against a real server."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.actor import TierActor, TierSpec
+from cluster.cli import app
+from paceline.config import load_config
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    log = tmp_path_factory.mktemp("log") / "router.log"
+    config = load_config(None, ["router.server.port=0"])
+    actor = TierActor(TierSpec("router-0", "scripted_router:create_server", config, str(log)))
+    yield actor.address()
+    actor.stop(0.0)
+
+
+def run(*arguments: str):
+    return runner.invoke(app, list(arguments), catch_exceptions=False)
+
+
+def test_generate_streams_text_and_says_one_line_of_figures(address):
+    """Text on standard output, nothing else there; the figures on standard error."""
+    result = run("generate", "sky", "--address", address, "--seed", "3")
+    assert result.exit_code == 0
+    assert result.stdout == "Blåbær [sky]\n"
+    assert result.stderr.splitlines() == [
+        (
+            "speculative ngram k=4 · 9 + 7 tokens · first after 0.06 s · 60.0 tokens/s · "
+            "accepted 25%, 2.00 tokens a block · ended by length"
+        )
+    ]
+
+
+def test_generate_reads_a_prompt_from_standard_input(address):
+    """A dash stands for standard input."""
+    result = runner.invoke(app, ["generate", "-", "-a", address, "--raw"], input="piped")
+    assert result.stdout == "Blåbær [piped]\n"
+
+
+def test_generate_stats_say_where_the_time_went(address):
+    """With --stats: request, reason, rounds and every part of the time."""
+    result = run("generate", "sky", "-a", address, "--stats", "--task", "coding")
+    assert "request req-1, task coding" in result.stderr
+    assert "3 rounds, 3 with a block: 3 of 12 draft tokens accepted" in result.stderr
+    assert "decode 100.0 (draft 3.0, network 6.0, wait 0.0, verify 90.0, overhead 1.0)" in result.stderr
+
+
+def test_plain_is_asked_for(address):
+    """--plain reaches the server."""
+    assert run("generate", "sky", "-a", address, "--plain").stderr.startswith("plain · ")
+
+
+def test_wrong_fields_are_said_one_a_line(address):
+    """Exit code 2, no traceback."""
+    result = run("generate", "wrong", "-a", address)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == ["sampling.temperature: -1: at least 0", "stop[0]: empty"]
+
+
+@pytest.mark.parametrize("options", [["--plain", "--k", "4"], ["--seed", "-1"]])
+def test_wishes_that_cannot_be_are_refused_before_sending(address, options):
+    """Contradicting options and numbers beyond the wire: exit code 2, the option named."""
+    result = run("generate", "sky", "-a", address, *options)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_failures_have_exit_codes(address):
+    """3: not there or no room; 1: the server failed."""
+    assert run("generate", "full", "-a", address).exit_code == 3
+    assert run("generate", "broken", "-a", address).exit_code == 1
+    gone = run("info", "-a", "127.0.0.1:1")
+    assert gone.exit_code == 3
+    assert "127.0.0.1:1" in gone.stderr
+
+
+def test_trace_draws_the_last_requests(address):
+    """One page a request; an unknown id is an error."""
+    result = run("trace", "--last", "2", "-a", address)
+    assert result.exit_code == 0
+    assert result.stdout.count("req-1 · qa · speculative ngram k=4") == 2
+    assert result.stdout.count("decode 100.0 ms") == 2
+    assert run("trace", "nobody", "-a", address).exit_code == 1
+
+
+def test_info_says_what_is_served(address):
+    """Model, drafters with their state, task types."""
+    result = run("info", "-a", address)
+    assert "tiny, float32 on cpu, context 256" in result.stdout
+    assert "ngram (1), small (2, not there now)" in result.stdout
+
+
+def test_version():
+    """The version of the installed package."""
+    assert run("--version").stdout.startswith("paceline 0.")
+
+
+def test_up_refuses_wrong_settings():
+    """Exit code 2, the key named, before anything is started."""
+    result = run("up", "--set", "verify.kv_slotz=3")
+    assert result.exit_code == 2
+    assert "verify.kv_slotz" in result.stderr
+
+
+def test_up_refuses_a_missing_file():
+    """The file is named."""
+    result = run("up", "--config", "nowhere.toml")
+    assert result.exit_code == 2
+    assert "nowhere.toml" in result.stderr
+
+
+def test_the_command_line_starts_without_ray_and_torch():
+    """Help is there at once: neither is imported."""
+    code = (
+        "import sys; sys.argv = ['paceline', 'generate', '--help']\n"
+        "import cluster.cli, paceline.client\n"
+        "try:\n    cluster.cli.main()\n"
+        "finally:\n    assert not {'ray', 'torch', 'transformers'} & set(sys.modules)"
+    )
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30)
+    assert time.monotonic() - started < 5  # 0.4 s on an idle machine

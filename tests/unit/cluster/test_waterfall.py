@@ -1,0 +1,122 @@
+"""The text of a trace: one line a round, bars that add up, sums."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster import waterfall
+from paceline.client import RequestSummary
+from paceline.types import Plan, ProposalOutcome, RoundRecord, SpeculativeStats, Timings, Usage
+
+
+def round_record(
+    index: int, *, outcome=ProposalOutcome.USED, drafted=4, accepted=2, times=(0.001, 0.002, 0.0, 0.030)
+):
+    return RoundRecord(
+        index,
+        100 + index,
+        drafted,
+        accepted,
+        0,
+        accepted + 1,
+        outcome,
+        "ngram",
+        1,
+        drafted + 1,
+        *times,
+        times[3],
+        0.0,
+    )
+
+
+def summary(rounds, *, elided=0) -> RequestSummary:
+    stats = SpeculativeStats()
+    for record in rounds:
+        stats = stats.plus(record)
+    draft, network, wait, verify = (
+        sum(getattr(record, f"{part}_s") for record in rounds) for part in waterfall.PARTS
+    )
+    return RequestSummary(
+        "req-1",
+        "0af7651916cd43dd8448eb211c80319c",
+        "summarization",
+        Plan.speculative("ngram", 4, "table: summarization"),
+        "stop",
+        Usage(60, 12),
+        Timings(
+            0.001, 0.05, draft + network + wait + verify + 0.002, draft, network, wait, verify, 0.06, 0.2
+        ),
+        stats,
+        tuple(rounds),
+        elided,
+    )
+
+
+ROUNDS = [
+    round_record(0),
+    round_record(1, outcome=ProposalOutcome.LATE, drafted=0, accepted=0, times=(0.0, 0.0, 0.05, 0.03)),
+    round_record(2, outcome=ProposalOutcome.EMPTY, drafted=0, accepted=0),
+    round_record(3, outcome=ProposalOutcome.NONE, drafted=0, accepted=0, times=(0.0, 0.0, 0.0, 0.02)),
+]
+
+
+def test_a_round_says_its_block_its_outcome_and_its_times():
+    """k, accepted, outcome, the four times in ms and when the round began stand in its line."""
+    lines = list(waterfall.draw(summary(ROUNDS), width=120))
+    first = next(line for line in lines if line.split()[:1] == ["0"])
+    assert first.split()[:9] == ["0", "0", "4", "2", "used", "1.0", "2.0", "0.0", "30.0"]
+    second = next(line for line in lines if line.split()[:1] == ["1"])
+    assert second.split()[:9] == ["1", "33", "-", "-", "late", "0.0", "0.0", "50.0", "30.0"]
+    assert any(line.split()[4:5] == ["plain"] for line in lines)
+
+
+def test_bars_can_be_read_without_colour():
+    """Every part has a glyph of its own, named in the legend, in ASCII where the terminal wants it."""
+    text = "\n".join(waterfall.draw(summary(ROUNDS), width=120, glyphs=waterfall.ASCII))
+    assert "d draft  . network  w wait  # verify" in text
+    assert text.isascii() or text.replace("·", "").isascii()
+    assert "\x1b" not in text
+
+
+def test_lines_fit_the_terminal():
+    """No line is wider than the terminal, at any width from 75 on."""
+    for width in (75, 80, 100, 200):
+        assert max(map(len, waterfall.draw(summary(ROUNDS), width=width))) <= width
+
+
+def test_the_longest_round_fills_the_width():
+    """All bars share one scale; a column is the most that rounding takes."""
+    lines = list(waterfall.draw(summary(ROUNDS), width=120))
+    longest = next(line for line in lines if line.split()[:1] == ["1"])
+    assert 119 <= len(longest) <= 120
+
+
+def test_sums_and_ratios_close_the_page():
+    """Decode time is split into its parts with their shares; acceptance is a ratio of sums."""
+    text = "\n".join(waterfall.draw(summary(ROUNDS), width=160))
+    assert "decode 168.0 ms = draft 2.0 ms (1%) + network 4.0 ms (2%) + wait 50.0 ms (30%)" in text
+    assert "overhead 2.0 ms (1%)" in text
+    assert "4 rounds, 1 with a block: 2 of 4 draft tokens accepted (50%), 3.00 tokens a block" in text
+    assert "1 without a guess, 1 late" in text
+
+
+def test_rounds_left_out_are_counted():
+    """What the server dropped and what is not drawn is said."""
+    text = "\n".join(waterfall.draw(summary(ROUNDS, elided=5), width=100, max_rounds=1))
+    assert "... 8 more rounds" in text
+
+
+def test_a_request_without_rounds_has_sums_only():
+    """A request of one token, or one that failed, is still a page."""
+    lines = list(waterfall.draw(summary([]), width=100))
+    assert any("0 rounds" in line for line in lines)
+
+
+@given(st.lists(st.floats(0, 10), min_size=4, max_size=4), st.floats(0.1, 100))
+def test_a_bar_is_as_long_as_its_parts_together(parts, scale):
+    """Rounding never stretches the whole, and each part is right to one column."""
+    drawn = waterfall.bar(parts, scale, waterfall.BLOCKS)
+    assert len(drawn) == round(list(itertools.accumulate(parts))[-1] * scale)
+    for glyph, part in zip(waterfall.BLOCKS, parts, strict=True):
+        assert abs(drawn.count(glyph) - part * scale) <= 1

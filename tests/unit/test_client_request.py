@@ -1,0 +1,51 @@
+"""What the client puts on the wire."""
+
+import pytest
+
+from paceline.client import generate_request
+from paceline.types import Mode
+from paceline.v1 import common_pb2
+
+
+def test_what_is_not_said_is_left_to_the_server():
+    """No default of the client's own travels: unset fields stay unset."""
+    request = generate_request(text="Hi")
+    assert request.WhichOneof("input") == "text"
+    assert request.sampling == common_pb2.SamplingParams()
+    assert not request.HasField("max_tokens")
+    assert not request.HasField("decoding")
+
+
+def test_zero_is_a_value():
+    """Temperature 0 and seed 0 are sent, not dropped."""
+    request = generate_request(text="Hi", temperature=0.0, seed=0)
+    assert request.sampling.HasField("temperature")
+    assert request.sampling.HasField("seed")
+
+
+def test_an_empty_prompt_reaches_the_server():
+    """The server refuses it in words; the client does not turn it into a missing one."""
+    assert generate_request(messages=[]).WhichOneof("input") == "chat"
+    assert generate_request(token_ids=[]).WhichOneof("input") == "tokens"
+    assert generate_request(text="").WhichOneof("input") == "text"
+
+
+def test_a_decoding_wish_carries_what_was_said_only():
+    """A drafter without a mode leaves the mode automatic."""
+    request = generate_request(token_ids=[1], mode=Mode.SPECULATIVE, drafter="ngram", k=3)
+    assert (request.decoding.mode, request.decoding.drafter, request.decoding.k) == (2, "ngram", 3)
+    assert not generate_request(token_ids=[1], mode=Mode.PLAIN).decoding.HasField("drafter")
+
+
+def test_exactly_one_form_of_prompt():
+    """None and two are programming errors."""
+    with pytest.raises(ValueError, match="exactly one"):
+        generate_request()
+    with pytest.raises(ValueError, match="exactly one"):
+        generate_request(text="a", token_ids=[1])
+
+
+def test_a_number_beyond_the_wire_is_a_value_error():
+    """A negative seed cannot be written as an unsigned integer."""
+    with pytest.raises(ValueError, match="-1"):
+        generate_request(text="a", seed=-1)
