@@ -442,10 +442,10 @@ async def test_a_quick_drafter_does_not_wait_behind_a_slow_one(start):
 async def test_a_peer_that_does_not_read(start, monkeypatch):
     """Its proposals do not pile up without bound: it is not read either, until it reads."""
     monkeypatch.setattr("draft_service.stream.MAX_UNSENT", 8)
-    _, peer = await start(ScriptedDrafter(lambda request: [1] * 64))
+    service, peer = await start(ScriptedDrafter(lambda request: [1] * 64))
     verify = peer()
     await verify.hello()
-    rounds = 3000
+    rounds = 1000
 
     async def write():
         await verify.send(*(opening(i, [1], k=64) for i in range(16)))
@@ -453,7 +453,9 @@ async def test_a_peer_that_does_not_read(start, monkeypatch):
             await verify.send(*(commit(i, n, [1], k=64, round_index=n) for i in range(16)))
 
     writing = asyncio.create_task(write())
-    await asyncio.wait({writing}, timeout=1.5)
+    await asyncio.wait({writing}, timeout=0.5)
+    (stream,) = service._streams
+    assert len(stream._unsent) < 8 + 16
     last = {}
     while any(last.get(i) != rounds for i in range(16)):
         for answer in (await verify.read()).proposals.proposals:
