@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -28,7 +29,7 @@ from paceline.types import Mode
 MAX_TOKENS = 48
 FORCED_DRAFTER, FORCED_K = "ngram", 4
 """Where the router decides for plain decoding, speculation is shown beside it with these."""
-LOG_WIDTH = 150
+LOG_WIDTH = 140
 """Columns of the table where the output is not a terminal."""
 
 
@@ -217,22 +218,26 @@ async def _decode(
 
 def _table(comparisons: Sequence[Comparison]) -> Table:
     table = Table(
-        title="Six tasks, plain and speculative", caption="times: sums over the speculative run's rounds"
+        title="Six tasks, plain and speculative",
+        caption="times: sums over the speculative run's rounds",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        expand=True,
     )
-    table.add_column("task")
-    table.add_column("decision and reason", max_width=34)
+    table.add_column("task", min_width=10)
+    table.add_column("decision and reason", min_width=26)
     for heading in (
         "tokens",
         "rounds",
-        "mean accepted length",
-        "tokens/s plain",
-        "tokens/s specul.",
+        "mean\naccepted\nlength",
+        "tokens/s\nplain",
+        "tokens/s\nspecul.",
         "ratio",
-        "draft ms",
-        "network ms",
-        "wait ms",
-        "verify ms",
-        "same output",
+        "draft\nms",
+        "network\nms",
+        "wait\nms",
+        "verify\nms",
+        "same\noutput",
     ):
         table.add_column(heading, justify="right")
     for one in comparisons:

@@ -41,7 +41,8 @@ def stats() -> SpeculativeStats:
 class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
     """The prompt says what happens: ``wrong``, ``full``, ``broken``, ``forever``; anything else is answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, drifts: bool = False) -> None:
+        self.drifts = drifts  # speculative output differs in its last token
         self.cancelled = asyncio.Event()
 
     async def Generate(self, request, context: grpc.aio.ServicerContext) -> None:
@@ -66,7 +67,8 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         )
         await context.write(router_pb2.GenerateResponse(started=started))
         for index, text in enumerate(["Blå", "bær ", f"[{prompt}]"]):
-            chunk = router_pb2.GenerateChunk(text=text, token_ids=[index], position=index)
+            token = 99 if self.drifts and index == 2 and plan is SPECULATIVE else index
+            chunk = router_pb2.GenerateChunk(text=text, token_ids=[token], position=index)
             if index:
                 chunk.round = index - 1
             await context.write(router_pb2.GenerateResponse(chunk=chunk))
@@ -104,7 +106,9 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         )
         if request.request_id not in ("", "req-1"):
             return router_pb2.ListRequestsResponse()
-        return router_pb2.ListRequestsResponse(requests=[summary] * min(request.limit or 20, 2))
+        return router_pb2.ListRequestsResponse(
+            requests=[summary] * (1 if request.request_id else min(request.limit or 20, 2))
+        )
 
     async def GetServerInfo(
         self, request, context: grpc.aio.ServicerContext
