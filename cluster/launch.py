@@ -26,10 +26,12 @@ from cluster.topology import (
     check_ports,
     draft_replicas,
     router_replicas,
+    shared_gpu_bundles,
     verify_replicas,
     with_free_ports,
 )
 from paceline.config import PacelineConfig
+from paceline.v1 import router_pb2, router_pb2_grpc
 
 FACTORIES = {
     "draft": "draft_service.service:create_server",
@@ -38,6 +40,8 @@ FACTORIES = {
 }
 
 POLL_S = 0.1
+LINK_S = 10.0
+"""Longest wait for the drafters to be linked once all tiers serve."""
 LOG_TAIL_LINES = 12
 NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
@@ -64,6 +68,8 @@ class Cluster:
     tiers: list[Tier] = field(default_factory=list)
     log_dir: Path | None = None
     """Where the tiers log, one file each, their settings beside it; None on a joined cluster, whose nodes keep their own."""
+    gpu_groups: list[Any] = field(default_factory=list)
+    """Placement group i holds verify replica i and draft replica i."""
 
     def addresses(self, tier: str) -> tuple[str, ...]:
         """host:port of every replica of ``tier`` (draft, verify, router)."""
@@ -136,12 +142,16 @@ def running_cluster(config: PacelineConfig, *, progress: Progress | None = None)
         cluster = Cluster(log_dir=log_dir)
         stack.callback(_take_down, cluster, local=local)
         deadline = time.monotonic() + config.cluster.ready_s
+        cluster.gpu_groups = [
+            ray_module().util.placement_group([bundle]) for bundle in shared_gpu_bundles(config)
+        ]
         if local:
             for replica in planned:
-                cluster.tiers.append(_start(replica, log_dir))
+                cluster.tiers.append(_start(replica, cluster))
         else:
             _start_in_order(config, cluster)
         wait_serving(cluster.tiers, timeout_s=deadline - time.monotonic(), progress=say)
+        _await_drafters(cluster, set(config.draft.drafters), say)
         yield cluster
 
 
@@ -158,7 +168,7 @@ def _start_in_order(config: PacelineConfig, cluster: Cluster) -> None:
     """On a joined cluster a tier's addresses are known only when Ray has placed it: draft, then verify, then router."""
 
     def start(replicas: Sequence[Replica]) -> list[str]:
-        tiers = [_start(replica, None) for replica in replicas]
+        tiers = [_start(replica, cluster) for replica in replicas]
         cluster.tiers.extend(tiers)
         for tier in tiers:
             tier.address = _first_answer(tier, config.cluster.ready_s)
@@ -183,8 +193,9 @@ def _first_answer(tier: Tier, timeout_s: float) -> str:
         raise LaunchError(f"{tier.replica.name} failed to start:\n{cause(error)}") from error
 
 
-def _start(replica: Replica, log_dir: Path | None) -> Tier:
+def _start(replica: Replica, cluster: Cluster) -> Tier:
     """Asks Ray for the replica's actor; does not wait for it."""
+    log_dir = cluster.log_dir
     log_path = log_dir / f"{replica.name}.log" if log_dir else None
     if log_dir:
         settings = "\n".join(replica.config.to_toml_lines())
@@ -199,8 +210,20 @@ def _start(replica: Replica, log_dir: Path | None) -> Tier:
         max_task_retries=-1,
         max_concurrency=4,  # `pid` is answered while `stop` drains
         runtime_env={"env_vars": _environment(replica.threads)},
+        scheduling_strategy=_strategy(replica, cluster),
     ).remote(spec)
     return Tier(replica, handle, replica.local_address, log_path)
+
+
+def _strategy(replica: Replica, cluster: Cluster) -> Any:
+    """The pair's placement group where a GPU is shared, else Ray's default."""
+    if replica.tier == "router" or replica.index >= len(cluster.gpu_groups):
+        return None
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return PlacementGroupSchedulingStrategy(
+        placement_group=cluster.gpu_groups[replica.index], placement_group_bundle_index=0
+    )
 
 
 def _environment(threads: int) -> dict[str, str]:
@@ -256,6 +279,32 @@ def wait_serving(tiers: Sequence[Tier], *, timeout_s: float, progress: Progress 
             time.sleep(POLL_S)
 
 
+def _await_drafters(cluster: Cluster, expected: set[str], say: Progress) -> None:
+    """Until every router has heard of every drafter, so that the first request can be speculative.
+
+    Not an error when they do not come: the draft tier is disposable, requests are decoded plainly without it.
+    """
+    deadline = time.monotonic() + LINK_S
+    for address in cluster.addresses("router"):
+        with grpc.insecure_channel(address, options=NO_PROXY) as channel:
+            stub = router_pb2_grpc.RouterServiceStub(channel)
+            while missing := expected - _available_drafters(stub):
+                if time.monotonic() > deadline:
+                    say(
+                        f"drafters not linked yet: {', '.join(sorted(missing))}; decoding plainly until they are"
+                    )
+                    return
+                time.sleep(POLL_S)
+
+
+def _available_drafters(stub: router_pb2_grpc.RouterServiceStub) -> set[str]:
+    try:
+        info = stub.GetServerInfo(router_pb2.GetServerInfoRequest(), timeout=2.0)
+    except grpc.RpcError:
+        return set()
+    return {drafter.name for drafter in info.drafters if drafter.available}
+
+
 def _is_serving(channel: grpc.Channel) -> bool:
     try:
         reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1.0)
@@ -296,6 +345,8 @@ def _take_down(cluster: Cluster, *, local: bool) -> None:
                 ray.wait(stopping, num_returns=len(stopping), timeout=drain_s + 5.0)
         for one in tiers:
             ray.kill(one.handle, no_restart=True)
+    for group in cluster.gpu_groups:
+        ray.util.remove_placement_group(group)
     if local:
         _await_end(pids, timeout_s=5.0)
 

@@ -117,6 +117,23 @@ def router_replicas(config: PacelineConfig, *, verify_addresses: Sequence[str]) 
     )
 
 
+def shared_gpu_bundles(config: PacelineConfig) -> tuple[dict[str, float], ...]:
+    """Bundle i is what verify replica i and draft replica i need together, if they are to share one GPU.
+
+    Ray may put two fractions on two GPUs of a node; a bundle of one placement group stays on one. Empty when the two
+    shares do not add up to one GPU or less: whole GPUs need no pairing.
+    """
+    verify, draft = config.cluster.verify, config.cluster.draft
+    if not (verify.num_gpus and draft.num_gpus) or verify.num_gpus + draft.num_gpus > 1:
+        return ()
+    bundle = {"GPU": verify.num_gpus + draft.num_gpus, "CPU": verify.num_cpus + draft.num_cpus}
+    for placement in (verify, draft):
+        for name, amount in placement.resources.items():
+            bundle[name] = bundle.get(name, 0.0) + amount
+    bundle = {name: amount for name, amount in bundle.items() if amount}
+    return (bundle,) * min(verify.replicas, draft.replicas)
+
+
 def with_free_ports(config: PacelineConfig) -> PacelineConfig:
     """``config`` with every port 0 replaced by a run of ports, free now, as long as the tier has replicas."""
     update = {}

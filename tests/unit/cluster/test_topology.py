@@ -1,14 +1,17 @@
 """Ports, endpoints and threads of every replica, from one settings tree."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
+import cluster
 from cluster.topology import (
     available_cores,
     check_ports,
     draft_replicas,
     router_replicas,
+    shared_gpu_bundles,
     verify_replicas,
     with_free_ports,
 )
@@ -130,3 +133,24 @@ def test_a_run_of_ports_beyond_the_last_is_refused():
     config = load_config(None, ["draft.server.port=65535", "cluster.draft.replicas=2"])
     with pytest.raises(ConfigError, match="65536"):
         draft_replicas(config, cores=1)
+
+
+def test_a_pair_that_shares_a_gpu_gets_one_bundle():
+    """Two fractions may land on two GPUs; one bundle cannot."""
+    config = load_config(
+        None,
+        [
+            "cluster.verify={ num_gpus = 0.7, num_cpus = 2, replicas = 2 }",
+            "cluster.draft={ num_gpus = 0.3, resources = { rack = 1 } , replicas = 2 }",
+        ],
+    )
+    assert shared_gpu_bundles(config) == ({"GPU": 1.0, "CPU": 2.0, "rack": 1.0},) * 2
+    whole = load_config(None, ["cluster.verify.num_gpus=1", "cluster.draft.num_gpus=1"])
+    assert shared_gpu_bundles(whole) == ()
+    assert shared_gpu_bundles(load_config()) == ()
+
+
+def test_the_example_topology_is_the_default():
+    """cluster/topologies/local.toml loads, and says in words what the defaults are."""
+    path = Path(cluster.__file__).parent / "topologies" / "local.toml"
+    assert load_config(path) == load_config()
