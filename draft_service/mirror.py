@@ -9,8 +9,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from draft_service.news import Close, Deliver, Event, Extend, Open, Question
 from draft_service.refusal import Refusal, RefusalReason
-from draft_service.worker import Close, Deliver, DraftWorker, Event, Extend, Open, Question
+from draft_service.worker import DraftWorker
 from paceline.link import Fate, MirrorState, Stamp
 from paceline.telemetry.context import TraceContext
 from paceline.types import SamplingParams

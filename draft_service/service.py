@@ -175,7 +175,7 @@ def serve(service: DraftService, config: DraftConfig) -> TierServer:
 def _load(config: PacelineConfig) -> tuple[str, dict[str, Drafter]]:
     """Fingerprint of the target's tokenizer, and the drafters. Blocks."""
     tokenizer = Tokenizer.load(resolve_model_dir(config.model.name))
-    return tokenizer.fingerprint, build_drafters(config.draft, tokenizer)
+    return tokenizer.fingerprint, build_drafters(config, tokenizer)
 
 
 async def _watch(service: DraftService, server: TierServer, stall_s: float) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 
 from draft_service.mirror import Ask, LinkMirrors, Mirror, Opening
+from draft_service.news import Answer, Drafted, Refused
 from draft_service.refusal import Refusal, RefusalReason
-from draft_service.worker import Answer, Drafted, Refused
 from paceline.codec import sampling_from_pb
 from paceline.errors import InvalidRequestError
 from paceline.link import Stamp

@@ -17,82 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from draft_service.drafters.base import Drafter, DraftRequest
+from draft_service.news import Answer, Close, Deliver, Drafted, Event, Extend, Open, Question, Refused
 from draft_service.refusal import RefusalReason
 from paceline.errors import CapacityError
-from paceline.types import SamplingParams
 
 log = logging.getLogger(__name__)
 
 # Bounds the memory of drafters without slots of their own (an n-gram index of 2,048 tokens takes about 1 MB).
 MAX_SEQUENCES = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """Up to ``k`` (>= 1) guesses are wanted. ``round_index`` and ``arrived`` (monotonic) come back with the answer."""
-
-    k: int
-    round_index: int
-    arrived: float
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """Guesses after ``base_len`` tokens. ``started`` is monotonic; ``draft_s`` is shared with the batch."""
-
-    handle: int
-    base_len: int
-    token_ids: list[int]
-    question: Question
-    started: float
-    draft_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The worker has dropped this sequence."""
-
-    handle: int
-    reason: RefusalReason
-    message: str
-
-
-Answer = Drafted | Refused
-Deliver = Callable[[list[Answer]], None]
-"""Takes answers; called on the worker thread, must neither block nor raise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """Copy this sequence from now on."""
-
-    handle: int
-    drafter: str
-    token_ids: list[int]
-    prompt_len: int
-    sampling: SamplingParams
-    vocab_size: int
-    question: Question | None
-    deliver: Deliver
-
-
-@dataclass(frozen=True, slots=True)
-class Extend:
-    """Tokens were committed; ``question`` replaces the one before it, None takes it back."""
-
-    handle: int
-    token_ids: list[int]
-    question: Question | None
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Forget this sequence."""
-
-    handle: int
-
-
-Event = Open | Extend | Close
 
 
 @dataclass(slots=True)
@@ -250,8 +182,12 @@ class DraftWorker:
     def _forget(self, handle: int) -> None:
         self._asking.pop(handle, None)
         sequence = self._sequences.pop(handle, None)
-        if sequence is not None:
+        if sequence is None:
+            return
+        try:
             self._drafters[sequence.opening.drafter].close(handle)
+        except Exception as error:  # against the contract; the thread must live on for the others
+            _log_failure(sequence.opening.drafter, len(sequence.token_ids), error)
 
     def _draft(self, name: str) -> None:
         """One batch of one drafter: every sequence that asks it."""

@@ -4,8 +4,9 @@ import threading
 
 import pytest
 
+from draft_service.news import Close, Drafted, Extend, Open, Question, Refused
 from draft_service.refusal import RefusalReason
-from draft_service.worker import Close, Drafted, DraftWorker, Extend, Open, Question, Refused
+from draft_service.worker import DraftWorker
 from paceline.testing.scripted_drafter import ScriptedDrafter
 from paceline.types import SamplingParams
 
@@ -238,3 +239,16 @@ def test_stop_says_when_a_drafter_hangs():
     assert not worker.stop(0.01)
     drafter.let_go()
     assert worker.stop(5)
+
+
+def test_a_close_that_raises_does_not_end_the_thread(run, answers, caplog):
+    """It is against the contract, is logged, and the others go on."""
+    drafter = ScriptedDrafter(count_up)
+    drafter.close = lambda handle: 1 / 0
+    worker = run(drafter)
+    worker.post([opening(answers, 1, question=ask())])
+    answers.wait(1)
+    worker.post([Close(1)])
+    worker.post([opening(answers, 2, question=ask())])
+    assert answers.wait(2)[-1].handle == 2
+    assert "ZeroDivisionError" in caplog.text

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from draft_service import mirror as mirror_module
 from draft_service.mirror import MAX_K, Ask, LinkMirrors, Opening
+from draft_service.news import Close, Extend, Open
 from draft_service.refusal import RefusalReason
-from draft_service.worker import Close, Extend, Open
 from paceline.link import Fate, Stamp
 from paceline.types import SamplingParams
 

@@ -1,0 +1,227 @@
+"""A smaller causal model as drafter: batched over sequences, on mirrored KV, drawing with the target's own noise.
+
+A sequence's KV holds what was read last: confirmed tokens and the drafter's own guesses after them. What the verifier
+then commits decides how much of it stays:
+
+    read       P P P P a b c        P prompt, a..c guesses (the last guess is never read)
+    confirmed  P P P P a x          the verifier took a and put x for b
+    kept       P P P P a            truncate; x is read next, and its logits give the next guess
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from draft_service.drafters.base import DraftRequest
+from paceline.config import ModelConfig
+from paceline.engine import Runner, Segment, load_runner
+from paceline.errors import CapacityError, ConfigError
+from paceline.model_store import resolve_model_dir
+from paceline.sampling import TokenRow, choose
+from paceline.tokenizer import Tokenizer
+from paceline.types import SamplingParams
+
+# More unread tokens than a round can bring (64 guesses and the target's own) are a prompt. It is read in chunks: large
+# ones while all that are open are prompts, else small ones, so that those who draft lose little.
+_LONGEST_COMMIT = 65
+_CHUNK_ALONE = 256
+_CHUNK_BESIDE = 64
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The KV slot of one sequence. ``read_ids`` are the tokens in it, the first ``num_confirmed`` beyond doubt."""
+
+    slot: int
+    read_ids: list[int] = field(default_factory=list)
+    num_confirmed: int = 0
+    sampling: SamplingParams | None = None
+
+    def keep_agreed(self, token_ids: Sequence[int]) -> int:
+        """Forget what was read and not confirmed; the number of tokens that stay.
+
+        At least one token stays unread: its logits give the first guess.
+        """
+        agreed: int = self.num_confirmed
+        most = min(len(self.read_ids), len(token_ids) - 1)
+        while agreed < most and self.read_ids[agreed] == token_ids[agreed]:
+            agreed += 1
+        agreed = min(agreed, most)
+        del self.read_ids[agreed:]
+        self.num_confirmed = agreed
+        return agreed
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One sequence in the present batch."""
+
+    request: DraftRequest
+    slot: _Slot
+    sampling: SamplingParams
+    unread_ids: Sequence[int]
+    guesses: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def is_prompt(self) -> bool:
+        return len(self.unread_ids) > _LONGEST_COMMIT
+
+    @property
+    def wants_more(self) -> bool:
+        return not self.ended and len(self.guesses) < self.request.k
+
+    def row(self) -> TokenRow:
+        """The next position; the guesses so far count as output, for penalties too."""
+        request = self.request
+        position = len(request.token_ids) + len(self.guesses)
+        if not self.sampling.needs_history:
+            return TokenRow(self.sampling, position, (), ())
+        prompt, output = request.token_ids[: request.prompt_len], request.token_ids[request.prompt_len :]
+        return TokenRow(self.sampling, position, prompt, [*output, *self.guesses])
+
+
+class ModelDrafter:
+    """See the module. One KV slot a sequence; all of ``runner`` belongs to the thread that calls ``propose``."""
+
+    slow = True
+
+    def __init__(self, name: str, runner: Runner, *, version: str) -> None:
+        self.name = name
+        self.version = version
+        self.max_context = min(runner.info.max_context, runner.kv.capacity)
+        self._runner = runner
+        self._eos_ids = frozenset(runner.eos_token_ids)
+        self._slots: dict[int, _Slot] = {}
+
+    @property
+    def num_free_slots(self) -> int:
+        """Sequences that still fit."""
+        return self._runner.kv.num_free
+
+    def open(self, handle: int) -> None:
+        """Take a slot. Raises CapacityError when all are taken."""
+        slot = self._runner.kv.acquire()
+        if slot is None:
+            raise CapacityError(
+                f"all {self._runner.kv.num_slots} KV slots of drafter {self.name!r} are taken", 1.0
+            )
+        self._slots[handle] = _Slot(slot)
+
+    def close(self, handle: int) -> None:
+        """Give the slot back."""
+        slot = self._slots.pop(handle, None)
+        if slot is not None:
+            self._runner.kv.release(slot.slot)
+
+    @torch.inference_mode()
+    def propose(self, batch: Sequence[DraftRequest]) -> list[list[int] | None]:
+        """One forward over what is unread, then one for each further guess, all sequences packed.
+
+        None for a prompt that is not read to its end yet.
+        """
+        drafts = [self._reconciled(request) for request in batch]
+        try:
+            active = self._read([draft for draft in drafts if not draft.ended])
+            through = {id(draft) for draft in drafts if draft.ended} | {id(draft) for draft in active}
+            while active := [draft for draft in active if draft.wants_more]:
+                self._guess(active, [draft.guesses[-1:] for draft in active])
+        except BaseException:
+            for draft in drafts:  # what the failed forward wrote is unknown: read these from the start
+                self._runner.kv.truncate(draft.slot.slot, 0)
+                draft.slot.read_ids, draft.slot.num_confirmed = [], 0
+            raise
+        return [draft.guesses if id(draft) in through else None for draft in drafts]
+
+    # --- steps ------------------------------------------------------------------------------------------------
+
+    def _reconciled(self, request: DraftRequest) -> _Draft:
+        """Cut the KV to what the verifier confirmed."""
+        slot = self._slots[request.handle]
+        kept = slot.keep_agreed(request.token_ids)
+        self._runner.kv.truncate(slot.slot, kept)
+        if slot.sampling is None:
+            slot.sampling = _readable(request.sampling, self._runner.info.vocab_size)
+        unread_ids = request.token_ids[kept:]
+        # A row of the target's head that this model has not got (padding): nothing sensible can follow.
+        unreadable = max(unread_ids) >= self._runner.info.vocab_size
+        return _Draft(request, slot, slot.sampling, unread_ids, ended=unreadable)
+
+    def _read(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+        """Read what is unread, prompts only a chunk; the first guess of those that are through, which are returned."""
+        ready = [draft for draft in drafts if not draft.is_prompt]
+        pieces = [draft.unread_ids for draft in ready]
+        num_prompts = len(drafts) - len(ready)
+        budget = _CHUNK_ALONE if num_prompts == len(self._slots) else _CHUNK_BESIDE
+        chunks: list[tuple[_Draft, Sequence[int]]] = []
+        for draft in drafts:
+            if draft.is_prompt and budget:
+                piece = draft.unread_ids[:budget]
+                budget -= len(piece)
+                if len(piece) == len(draft.unread_ids):
+                    ready.append(draft)
+                    pieces.append(piece)
+                else:
+                    chunks.append((draft, piece))
+        self._guess(ready, pieces, chunks)
+        return ready
+
+    def _guess(
+        self,
+        drafts: Sequence[_Draft],
+        pieces: Sequence[Sequence[int]],
+        chunks: Sequence[tuple[_Draft, Sequence[int]]] = (),
+    ) -> None:
+        """One packed forward: ``pieces`` are read and give one guess each, ``chunks`` are only read."""
+        segments = [_segment(draft, piece, 1) for draft, piece in zip(drafts, pieces, strict=True)]
+        segments += [_segment(draft, piece, 0) for draft, piece in chunks]
+        if not segments:
+            return
+        logits = self._runner.forward(segments)
+        for draft, piece in [*zip(drafts, pieces, strict=True), *chunks]:
+            draft.slot.read_ids += piece
+        if not drafts:
+            return
+        _exclude_padding(logits, drafts)
+        for draft, guess in zip(drafts, choose(logits, [draft.row() for draft in drafts]), strict=True):
+            draft.guesses.append(guess)
+            draft.ended = guess in self._eos_ids
+
+
+def _segment(draft: _Draft, piece: Sequence[int], num_logits: int) -> Segment:
+    return Segment(draft.slot.slot, len(draft.slot.read_ids), piece, num_logits)
+
+
+def _exclude_padding(logits: torch.Tensor, drafts: Sequence[_Draft]) -> None:
+    """Ids that the target's head has not got are never guessed. Changes ``logits`` [B, V]."""
+    for row, draft in enumerate(drafts):
+        if draft.request.vocab_size < logits.shape[1]:
+            logits[row, draft.request.vocab_size :] = -torch.inf
+
+
+def _readable(sampling: SamplingParams, vocab_size: int) -> SamplingParams:
+    """Without biases for ids that this model has not got."""
+    if all(token < vocab_size for token in sampling.logit_bias):
+        return sampling
+    kept = {token: bias for token, bias in sampling.logit_bias.items() if token < vocab_size}
+    return replace(sampling, logit_bias=kept)
+
+
+def load_model_drafter(
+    name: str, model: ModelConfig, *, layers: int, kv_slots: int, max_context: int, tokenizer: Tokenizer
+) -> ModelDrafter:
+    """The drafter of one settings entry. Blocks while the model loads.
+
+    ``tokenizer`` is the target's. Raises ConfigError where the model's own is another one: identity counts, sizes of
+    vocabularies do not (heads are padded, and two tokenizers of one size are still two).
+    """
+    own = Tokenizer.load(resolve_model_dir(model.name))
+    if own.fingerprint != tokenizer.fingerprint:
+        raise ConfigError(
+            f"draft.drafters.{name}: model {model.name!r} has tokenizer {own.fingerprint[:16]}, the target "
+            f"has {tokenizer.fingerprint[:16]}; a drafter needs the target's own tokenizer"
+        )
+    runner = load_runner(model, kv_slots=kv_slots, max_context=max_context, layers=layers)
+    version = runner.info.fingerprint[:16] + (f"-{layers}L" if layers else "")
+    return ModelDrafter(name, runner, version=version)

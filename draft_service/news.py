@@ -1,0 +1,75 @@
+"""What the event loop and a drafters' thread tell each other: news of sequences one way, answers the other."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from draft_service.refusal import RefusalReason
+from paceline.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Up to ``k`` (>= 1) guesses are wanted. ``round_index`` and ``arrived`` (monotonic) come back with the answer."""
+
+    k: int
+    round_index: int
+    arrived: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Guesses after ``base_len`` tokens. ``started`` is monotonic; ``draft_s`` is shared with the batch."""
+
+    handle: int
+    base_len: int
+    token_ids: list[int]
+    question: Question
+    started: float
+    draft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The worker has dropped this sequence."""
+
+    handle: int
+    reason: RefusalReason
+    message: str
+
+
+Answer = Drafted | Refused
+Deliver = Callable[[list[Answer]], None]
+"""Takes answers; called on the worker thread, must neither block nor raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Copy this sequence from now on."""
+
+    handle: int
+    drafter: str
+    token_ids: list[int]
+    prompt_len: int
+    sampling: SamplingParams
+    vocab_size: int
+    question: Question | None
+    deliver: Deliver
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Tokens were committed; ``question`` replaces the one before it, None takes it back."""
+
+    handle: int
+    token_ids: list[int]
+    question: Question | None
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Forget this sequence."""
+
+    handle: int
+
+
+Event = Open | Extend | Close
