@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class Call:
@@ -10,7 +11,7 @@ class Call:
 
     __slots__ = ("cut", "task")
 
-    def __init__(self, task: asyncio.Task[object]) -> None:
+    def __init__(self, task: asyncio.Task[Any]) -> None:
         self.task = task
         self.cut = False
 
@@ -27,10 +28,8 @@ class InFlight:
         return len(self._calls)
 
     @contextmanager
-    def call(self) -> Iterator[Call]:
-        """The current task works on a call until the block ends."""
-        task = asyncio.current_task()
-        assert task is not None, "handlers run in tasks"
+    def call(self, task: asyncio.Task[Any]) -> Iterator[Call]:
+        """``task`` works on a call until the block ends."""
         call = Call(task)
         self._calls.add(call)
         self._idle.clear()

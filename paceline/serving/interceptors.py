@@ -13,6 +13,8 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -23,15 +25,17 @@ from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from paceline.errors import EngineError, InvalidRequestError, PacelineError, PeerLostError
-from paceline.serving.in_flight import Call, InFlight
+from paceline.serving.in_flight import InFlight
 from paceline.serving.status import error_from_rpc, internal_status, status_from_error
 from paceline.serving.wire import malformed_request
-from paceline.telemetry.context import bind_trace, current_trace, extract
+from paceline.telemetry.context import TraceContext, bind_trace, current_trace, extract
 
 _logger = logging.getLogger(__name__)
 
 _INFRASTRUCTURE = ("/grpc.health.", "/grpc.reflection.")
+_CUT = "server is shutting down"
 _CUT_RETRY_S = 0.5
+_NEWS_S = 1.0
 
 Behaviour = Callable[[Any, Any], Any]
 
@@ -68,18 +72,19 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return known[1]
 
     def _wrap(self, handler: Any, method: str) -> Any:
-        in_flight = self._background if method.startswith(_INFRASTRUCTURE) else self._in_flight
         kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
         behaviour = getattr(handler, kind)
         if inspect.isasyncgenfunction(behaviour):
-            wrapped: Behaviour = _generator(behaviour, method, in_flight)
-        elif inspect.iscoroutinefunction(behaviour):
-            wrapped = _coroutine(behaviour, method, in_flight)
-        else:
+            behaviour = _writing(behaviour)
+        elif not inspect.iscoroutinefunction(behaviour):
             return handler
+        in_flight = self._background if method.startswith(_INFRASTRUCTURE) else self._in_flight
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        deserializer = _tolerant(handler.request_deserializer, method)
-        return make(wrapped, deserializer, handler.response_serializer)
+        return make(
+            _answering(behaviour, method, in_flight),
+            _tolerant(handler.request_deserializer, method),
+            handler.response_serializer,
+        )
 
 
 def _arity(streaming: bool) -> str:
@@ -89,56 +94,77 @@ def _arity(streaming: bool) -> str:
 # --- around a handler -------------------------------------------------------------------------------------------
 
 
-def _coroutine(behaviour: Behaviour, method: str, in_flight: InFlight) -> Behaviour:
+def _writing(generator: Behaviour) -> Behaviour:
+    """An async-generator handler as a coroutine that writes: closed in its own task, and cut like the others."""
+
+    async def write_all(request: Any, context: Any) -> None:
+        async with aclosing(generator(request, context)) as responses:
+            async for response in responses:
+                await context.write(response)
+
+    return write_all
+
+
+def _answering(behaviour: Behaviour, method: str, in_flight: InFlight) -> Behaviour:
+    """``behaviour``, in a task of its own: then a cancel of this one can only mean that the client is gone.
+
+    (``Task.cancelling`` cannot tell: before Python 3.13 a task group that failed leaves it raised.)
+    """
+
+    async def handle(request: Any, context: Any) -> Any:
+        return await behaviour(_checked(request), _CheckedContext(context))
+
     async def run(request: Any, context: Any) -> Any:
-        with in_flight.call() as call:
-            bind_trace(extract(context.invocation_metadata()))
+        scope = copy_context()
+        scope.run(bind_trace, extract(context.invocation_metadata()))
+        task = asyncio.create_task(handle(request, context), name=method, context=scope)
+        with in_flight.call(task) as call:
             try:
-                return await behaviour(_checked(request), _CheckedContext(context))
-            except (Exception, asyncio.CancelledError) as error:
-                await _answer(error, method, context, call)
+                await asyncio.wait({task})
+            except asyncio.CancelledError:
+                task.cancel()
+                await asyncio.wait({task})
+                _ = task.cancelled() or task.exception()  # seen: nobody is left to be told
+                raise
+            if not task.cancelled() and task.exception() is None:
+                return task.result()
+            error = _outcome(task)
+            if call.cut and not context.done():
+                error = PeerLostError(_CUT, _CUT_RETRY_S)
+            return await _answer(error, method, context, scope.run(current_trace))
 
     return run
 
 
-def _generator(behaviour: Behaviour, method: str, in_flight: InFlight) -> Behaviour:
-    async def run(request: Any, context: Any) -> AsyncIterator[Any]:
-        with in_flight.call() as call:
-            bind_trace(extract(context.invocation_metadata()))
-            try:
-                async for response in behaviour(_checked(request), _CheckedContext(context)):
-                    yield response
-            except (Exception, asyncio.CancelledError) as error:
-                await _answer(error, method, context, call)
-
-    return run
+def _outcome(task: asyncio.Task[Any]) -> BaseException:
+    """What a task that did not succeed ended with."""
+    if task.cancelled():
+        return EngineError(
+            "the request was given up"
+        )  # somebody else's cancelled task, awaited by the handler
+    error = task.exception()
+    assert error is not None, "the task has failed"
+    return error
 
 
-async def _answer(error: BaseException, method: str, context: Any, call: Call) -> NoReturn:
+async def _answer(error: BaseException, method: str, context: Any, trace: TraceContext | None) -> NoReturn:
     """End the call with the status for ``error``. Always raises: grpc.aio wants to see its own abort."""
     leaves = list(_leaves(error))
     for leaf in leaves:
         if isinstance(leaf, grpc.aio.AbortError):
             raise leaf  # the handler has answered itself, maybe inside a task group
-    if call.task.cancelling():
-        if not call.cut or context.done():
-            raise asyncio.CancelledError from error  # the client is gone
-        call.task.uncancel()
-        await _abort(context, status_from_error(PeerLostError("server is shutting down", _CUT_RETRY_S)))
     if any(isinstance(leaf, grpc.aio.InternalError) for leaf in leaves):
         # An operation on a dead call: its client is gone, and the news of it is on its way to this task.
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(_NEWS_S)
         raise error
     cause = _cause(leaves)
     if isinstance(cause, EngineError) or not isinstance(cause, PacelineError):
-        _logger.error(
-            "request failed",
-            exc_info=cause,
-            extra={"method": method, "error": type(cause).__name__},
-        )
+        fields = {"method": method, "error": type(cause).__name__}
+        if trace is not None:
+            fields["trace_id"] = trace.trace_id_hex
+        _logger.error("request failed", exc_info=cause, extra=fields)
     if isinstance(cause, PacelineError):
         await _abort(context, status_from_error(cause))
-    trace = current_trace()
     await _abort(
         context, internal_status("internal error" + (f", trace {trace.trace_id_hex}" if trace else ""))
     )
