@@ -1,0 +1,235 @@
+"""The verify side of the link, driven by hand: no socket, a manual clock, a port that remembers."""
+
+import pytest
+
+from paceline.link import Fate, Stamp
+from paceline.types import Plan, ProposalOutcome, SamplingParams
+from verify_service.drafts import Drafts, Proposal, Refusal
+from verify_service.sequence import DecodeSpec, Sequence
+
+WAIT_S = 0.5
+
+
+class Port:
+    """A link that writes down what it is told."""
+
+    def __init__(self, endpoint: str = "a") -> None:
+        self.endpoint = endpoint
+        self.sent: list[tuple] = []
+
+    def open(self, sequence: Sequence, epoch: int, k: int) -> None:
+        self.sent.append(("open", sequence.id, epoch, list(sequence.tokens), k))
+
+    def commit(self, stamp: Stamp, token_ids: list[int], k: int, round_index: int) -> None:
+        self.sent.append(("commit", stamp, token_ids, k))
+
+    def close(self, sequence_id: int, epoch: int) -> None:
+        self.sent.append(("close", sequence_id, epoch))
+
+    def flush(self) -> None:
+        pass
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def drafts(clock: Clock) -> Drafts:
+    return Drafts(vocab_size=50, wait_s=WAIT_S, clock=clock)
+
+
+def sequence(plan: Plan | None = None, sequence_id: int = 1) -> Sequence:
+    spec = DecodeSpec(
+        request_id="r",
+        prompt_ids=(1, 2, 3),
+        committed_ids=(),
+        sampling=SamplingParams(),
+        max_tokens=20,
+        stop_ids=frozenset(),
+        plan=plan or Plan.speculative("ngram", 4, "test"),
+    )
+    seq = Sequence(sequence_id, spec, lambda event: None, arrived=0.0)
+    seq.tokens.append(4)  # the prefill's token
+    return seq
+
+
+def up(drafts: Drafts, endpoint: str = "a") -> Port:
+    port = Port(endpoint)
+    drafts.link_up(port, {"ngram": "1"}, {"ngram": 0})
+    return port
+
+
+def proposal(epoch: int, base_len: int, *tokens: int, sequence_id: int = 1) -> Proposal:
+    return Proposal(Stamp(sequence_id, epoch, base_len), list(tokens), 0.0, 0.01, 0.02)
+
+
+def test_first_ask_opens_with_all_tokens_and_the_next_commits_what_is_new(drafts: Drafts) -> None:
+    """One open, then commits stamped with the length before."""
+    port, seq = up(drafts), sequence()
+    drafts.advance(seq, 1, 4)
+    seq.tokens += [5, 6]
+    drafts.advance(seq, 2, 3)
+    assert port.sent == [("open", 1, 1, [1, 2, 3, 4], 4), ("commit", Stamp(1, 1, 4), [5, 6], 3)]
+
+
+def test_an_answer_is_used_once_and_ends_the_waiting(drafts: Drafts, clock: Clock) -> None:
+    """Awaited until it comes; then the round has its block and its times."""
+    up(drafts)
+    seq = sequence()
+    drafts.advance(seq, 1, 4)
+    assert drafts.awaiting(seq, clock.now) == clock.now + WAIT_S
+    drafts.proposed("a", [proposal(1, 4, 7, 8)], clock.now + 0.03)
+    assert drafts.awaiting(seq, clock.now) is None
+    block = drafts.take(seq, clock.now + 0.04)
+    assert block.token_ids == [7, 8]
+    assert block.outcome is ProposalOutcome.USED
+    assert block.answered_at - block.asked_at == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize(
+    ("bad", "fate"),
+    [
+        (proposal(1, 3, 7), Fate.STALE),
+        (proposal(0, 4, 7), Fate.STALE),
+        (proposal(1, 4, 7, sequence_id=99), Fate.STALE),
+        (proposal(1, 5, 7), Fate.GAP),
+        (proposal(2, 4, 7), Fate.MISMATCH),
+        (proposal(1, 4, 50), Fate.MISMATCH),
+        (proposal(1, 4, 1, 2, 3, 4, 5), Fate.MISMATCH),
+    ],
+)
+def test_wrong_proposals_are_counted_apart_and_leave_the_question_open(
+    drafts: Drafts, clock: Clock, bad: Proposal, fate: Fate
+) -> None:
+    """Stale, gap and mismatch: a counter each, and the right answer is still taken afterwards."""
+    up(drafts)
+    seq = sequence()
+    drafts.advance(seq, 1, 4)
+    drafts.proposed("a", [bad, proposal(1, 4, 9)], clock.now)
+    assert drafts.fates == {fate: 1, Fate.APPLY: 1}
+    assert drafts.take(seq, clock.now).token_ids == [9]
+
+
+def test_a_second_answer_is_a_duplicate(drafts: Drafts, clock: Clock) -> None:
+    """The first valid answer counts."""
+    up(drafts)
+    seq = sequence()
+    drafts.advance(seq, 1, 4)
+    drafts.proposed("a", [proposal(1, 4, 7), proposal(1, 4, 8)], clock.now)
+    assert drafts.fates[Fate.DUPLICATE] == 1
+    assert drafts.take(seq, clock.now).token_ids == [7]
+
+
+def test_no_answer_in_time_is_late_and_three_open_the_breaker(drafts: Drafts, clock: Clock) -> None:
+    """The round goes on plainly; after the third miss nobody waits and the mirror is closed."""
+    port = up(drafts)
+    seq = sequence()
+    outcomes = []
+    for _ in range(4):
+        drafts.advance(seq, 1, 4)
+        clock.now += WAIT_S
+        assert drafts.awaiting(seq, clock.now) is None
+        outcomes.append(drafts.take(seq, clock.now).outcome)
+        seq.tokens.append(5)
+    assert outcomes == [ProposalOutcome.LATE] * 3 + [ProposalOutcome.UNAVAILABLE]
+    assert port.sent[-1] == ("close", 1, 1)
+
+
+def test_a_lost_link_means_plain_rounds_and_a_new_one_a_higher_epoch(drafts: Drafts, clock: Clock) -> None:
+    """I7: no waiting without a drafter; the mirror starts over from all committed tokens."""
+    up(drafts)
+    seq = sequence()
+    drafts.advance(seq, 1, 4)
+    drafts.link_down("a")
+    assert drafts.awaiting(seq, clock.now) is None
+    assert drafts.take(seq, clock.now).outcome is ProposalOutcome.UNAVAILABLE
+    seq.tokens.append(5)
+    port = up(drafts)
+    drafts.advance(seq, 1, 4)
+    assert port.sent == [("open", 1, 2, [1, 2, 3, 4, 5], 4)]
+    drafts.proposed("a", [proposal(1, 5, 7), proposal(2, 5, 8)], clock.now)
+    assert drafts.take(seq, clock.now).token_ids == [8]
+
+
+def test_out_of_sync_is_opened_again_and_a_final_refusal_is_not(drafts: Drafts, clock: Clock) -> None:
+    """A resync costs one plain round; a final refusal makes the request plain on this link."""
+    port = up(drafts)
+    seq = sequence()
+    drafts.advance(seq, 1, 4)
+    drafts.refused("a", 1, 1, Refusal.RESYNC)
+    assert drafts.take(seq, clock.now).outcome is ProposalOutcome.UNAVAILABLE
+    drafts.advance(seq, 1, 4)
+    assert port.sent[-1] == ("open", 1, 2, [1, 2, 3, 4], 4)
+    drafts.refused("a", 1, 2, Refusal.FINAL)
+    sent = len(port.sent)
+    drafts.advance(seq, 1, 4)
+    assert len(port.sent) == sent
+
+
+def test_no_room_on_the_draft_side_is_tried_again_later(drafts: Drafts, clock: Clock) -> None:
+    """Capacity comes back."""
+    port = up(drafts)
+    seq = sequence()
+    drafts.advance(seq, 1, 4)
+    drafts.refused("a", 1, 1, Refusal.LATER)
+    drafts.advance(seq, 1, 4)
+    assert port.sent[-1][0] == "close"
+    clock.now += 2
+    drafts.advance(seq, 1, 4)
+    assert port.sent[-1][:3] == ("open", 1, 2)
+
+
+def test_refusals_of_an_older_epoch_or_another_link_change_nothing(drafts: Drafts, clock: Clock) -> None:
+    """Late news about what is over is stale."""
+    up(drafts)
+    seq = sequence()
+    drafts.advance(seq, 1, 4)
+    drafts.refused("a", 1, 7, Refusal.FINAL)
+    drafts.refused("b", 1, 1, Refusal.FINAL)
+    drafts.refused("a", 2, 1, Refusal.FINAL)
+    assert drafts.fates[Fate.STALE] == 3
+    assert drafts.awaiting(seq, clock.now) is not None
+
+
+def test_plain_sequences_never_touch_the_link(drafts: Drafts, clock: Clock) -> None:
+    """k = 0 pays nothing for speculation (I3)."""
+    port = up(drafts)
+    seq = sequence(Plan.plain("test"))
+    drafts.advance(seq, 1, 0)
+    assert drafts.take(seq, clock.now).outcome is ProposalOutcome.NONE
+    drafts.close(seq)
+    assert port.sent == []
+
+
+def test_sequences_spread_over_replicas_and_move_when_one_goes(drafts: Drafts, clock: Clock) -> None:
+    """The replica with the fewest sequences is asked; the survivors take over."""
+    a, b = up(drafts, "a"), up(drafts, "b")
+    first, second = sequence(sequence_id=1), sequence(sequence_id=2)
+    drafts.advance(first, 1, 4)
+    drafts.advance(second, 1, 4)
+    assert len(a.sent) == len(b.sent) == 1
+    drafts.link_down("a")
+    drafts.advance(first, 1, 4)
+    assert b.sent[-1] == ("open", 1, 2, [1, 2, 3, 4], 4)
+
+
+def test_closing_tells_the_mirror_once(drafts: Drafts, clock: Clock) -> None:
+    """A close for what was open, and late proposals are stale."""
+    port = up(drafts)
+    seq = sequence()
+    drafts.advance(seq, 1, 4)
+    drafts.close(seq)
+    drafts.close(seq)
+    drafts.proposed("a", [proposal(1, 4, 7)], clock.now)
+    assert [entry[0] for entry in port.sent] == ["open", "close"]
+    assert drafts.fates == {Fate.STALE: 1}

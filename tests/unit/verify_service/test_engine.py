@@ -1,0 +1,108 @@
+"""The engine thread on a tiny model: faults inside a step, memory that always comes back."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.config import ModelConfig, VerifyConfig
+from paceline.engine import Runner, Segment, load_runner
+from paceline.errors import EngineError, PeerLostError
+from paceline.testing.tiny_models import tiny_model_dir
+from paceline.types import FinishReason, Plan, SamplingParams
+from verify_service.engine import Engine
+from verify_service.sequence import DecodeSpec, Event, Failed, Finished, Run
+
+torch.set_num_threads(1)
+POISON = 99
+
+
+class Poisoned:
+    """A runner that fails whenever a step holds the poisonous token."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.failures = 0
+
+    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+        logits = self._runner.forward(segments)  # KV is written already when it fails
+        if any(POISON in segment.token_ids for segment in segments):
+            self.failures += 1
+            raise RuntimeError("poison")
+        return logits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    path = tiny_model_dir(tmp_path_factory.mktemp("model"))
+    return load_runner(ModelConfig(name=str(path), dtype="float32"), kv_slots=8, max_context=256)
+
+
+def spec(prompt: Sequence[int], max_tokens: int = 20) -> DecodeSpec:
+    return DecodeSpec(
+        "r", tuple(prompt), (), SamplingParams(temperature=0.0), max_tokens, frozenset(), Plan.plain("test")
+    )
+
+
+async def decode(engine: Engine, prompt: Sequence[int], max_tokens: int = 20) -> tuple[list[int], Event]:
+    events: asyncio.Queue[Event] = asyncio.Queue()
+    engine.submit(spec(prompt, max_tokens), events.put_nowait)
+    ids: list[int] = []
+    while True:
+        event = await events.get()
+        if isinstance(event, Run):
+            ids += event.token_ids
+        elif isinstance(event, Finished | Failed):
+            return ids, event
+
+
+async def test_a_failing_step_ends_only_the_culprit(runner: Runner) -> None:
+    """The others of the same batch get the tokens they get alone, and all slots come back."""
+    poisoned: Any = Poisoned(runner)
+    engine = Engine(poisoned, VerifyConfig(), asyncio.get_running_loop())
+    engine.start()
+    try:
+        alone, _ = await decode(engine, [5, 6, 7])
+        (together, end), (_, failed) = await asyncio.gather(
+            decode(engine, [5, 6, 7]), decode(engine, [5, POISON, 7])
+        )
+        assert poisoned.failures >= 1
+        assert isinstance(failed, Failed)
+        assert isinstance(failed.error, EngineError)
+        assert isinstance(end, Finished)
+        assert end.reason is FinishReason.LENGTH
+        assert together == alone
+        await asyncio.sleep(0.05)
+        assert runner.kv.is_idle()
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+
+async def test_stopping_answers_everyone(runner: Runner) -> None:
+    """Each request ends in exactly one answer (I5): those in flight get a typed, retryable error."""
+    engine = Engine(runner, VerifyConfig(), asyncio.get_running_loop())
+    engine.start()
+    waiting = [asyncio.create_task(decode(engine, [5, i], 200)) for i in range(12)]
+    await asyncio.sleep(0.1)
+    await asyncio.to_thread(engine.stop)
+    ends = [end for _, end in await asyncio.gather(*waiting)]
+    assert any(isinstance(end, Failed) for end in ends)
+    assert all(isinstance(end.error, PeerLostError) for end in ends if isinstance(end, Failed))
+    assert runner.kv.is_idle()
+
+
+async def test_a_command_that_fails_does_not_stop_the_engine(runner: Runner) -> None:
+    """Whatever a peer made us do, the thread lives on."""
+    engine = Engine(runner, VerifyConfig(), asyncio.get_running_loop())
+    engine.start()
+    try:
+        engine.proposed("nobody", [None], 0.0)  # type: ignore[list-item]
+        ids, _ = await decode(engine, [5, 6, 7])
+        assert len(ids) == 20
+    finally:
+        await asyncio.to_thread(engine.stop)

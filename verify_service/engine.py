@@ -1,0 +1,236 @@
+"""The engine thread: takes what arrives, admits, steps, tells. One owner of model, memory, sequences and drafts."""
+
+import asyncio
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.config import VerifyConfig
+from paceline.engine import Runner
+from paceline.errors import CapacityError, EngineError, PacelineError, PeerLostError
+from verify_service.drafts import Block, Drafts, LinkPort, Proposal, Refusal
+from verify_service.scheduler import Scheduler, Work
+from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Sequence, State
+from verify_service.step import Outcome, run_step, take_blocks, tell_drafters
+
+log = logging.getLogger(__name__)
+
+_Command = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """A glance at the engine, from any thread."""
+
+    num_running: int
+    num_waiting: int
+    kv_slots: int
+    kv_slots_free: int
+    drafters: dict[str, tuple[str, bool]]  # name -> version, available
+
+
+class Engine:
+    """Runs until ``stop``. Public methods may be called from the event loop's thread; events arrive there too."""
+
+    def __init__(self, runner: Runner, config: VerifyConfig, loop: asyncio.AbstractEventLoop) -> None:
+        self._runner = runner
+        self._loop = loop
+        self._max_queue = config.max_queue
+        self._max_context = runner.info.max_context
+        self._drafts = Drafts(
+            vocab_size=runner.info.vocab_size, wait_s=config.draft_wait_s, clock=time.monotonic
+        )
+        self._scheduler = Scheduler(runner.kv, self._drafts, prefill_chunk=config.prefill_chunk)
+        self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._num_queued = 0  # submitted, not admitted, under the lock
+        self._stopping = False
+        self._events: list[tuple[Sequence, Event]] = []
+        self._progress_at = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # --- any thread -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Fail what is in flight, and end the thread."""
+        self._post(self._stop)
+        self._thread.join()
+
+    def submit(self, spec: DecodeSpec, emit: Callable[[Event], None]) -> Sequence:
+        """Queue a sequence; ``emit`` is called on the event loop. Raises CapacityError when the queue is full."""
+        with self._lock:
+            free = self._runner.kv.num_slots - self._scheduler.num_running
+            if self._num_queued >= self._max_queue + max(free, 0):
+                raise CapacityError(
+                    f"{self._num_queued} sequences wait for memory already, at most {self._max_queue} may",
+                    1.0,
+                )
+            self._num_queued += 1
+        sequence = Sequence(next(self._ids), spec, emit, arrived=time.monotonic())
+        self._post(lambda: self._scheduler.add(sequence))
+        return sequence
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Nobody waits for the sequence any more; harmless when it ended."""
+        self._post(lambda: self._end(sequence))
+
+    def link_up(self, port: LinkPort, drafters: dict[str, str], max_context: dict[str, int]) -> None:
+        """See ``Drafts.link_up``."""
+        self._post(lambda: self._drafts.link_up(port, drafters, max_context))
+
+    def link_down(self, endpoint: str) -> None:
+        """See ``Drafts.link_down``."""
+        self._post(lambda: self._drafts.link_down(endpoint))
+
+    def proposed(self, endpoint: str, proposals: list[Proposal], at: float) -> None:
+        """See ``Drafts.proposed``."""
+        self._post(lambda: self._drafts.proposed(endpoint, proposals, at))
+
+    def refused(self, endpoint: str, sequence_id: int, epoch: int, reason: Refusal) -> None:
+        """See ``Drafts.refused``."""
+        self._post(lambda: self._drafts.refused(endpoint, sequence_id, epoch, reason))
+
+    def state(self) -> EngineState:
+        """A glance; the numbers may be a step old."""
+        available = self._drafts.available()
+        return EngineState(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._num_queued,
+            kv_slots=self._runner.kv.num_slots,
+            kv_slots_free=self._runner.kv.num_free,
+            drafters={
+                name: (version, name in available)
+                for name, version in sorted(dict(self._drafts.known).items())
+            },
+        )
+
+    def stalled_s(self) -> float:
+        """For how long work has waited without any step finishing; 0 when idle."""
+        if not (self._scheduler.num_running or self._num_queued):
+            return 0.0
+        return time.monotonic() - self._progress_at
+
+    # --- engine thread ----------------------------------------------------------------------------------------
+
+    def _post(self, command: _Command) -> None:
+        self._inbox.put(command)
+
+    def _run(self) -> None:
+        work: list[Work] = []
+        wake_at: float | None = None
+        while not self._stopping:
+            self._take_inbox(block=not work, until=wake_at)
+            self._admit()
+            work, wake_at = self._scheduler.next(time.monotonic())
+            if work:
+                self._step(work)
+            self._drafts.flush()
+            self._deliver()
+
+    def _take_inbox(self, *, block: bool, until: float | None) -> None:
+        """Run the commands that arrived; when there is no work, sleep for one, until the given time at most."""
+        if block:
+            if not self._scheduler.num_running:
+                self._progress_at = time.monotonic()
+            try:
+                timeout = None if until is None else max(0.0, until - time.monotonic())
+                self._command(self._inbox.get(timeout=timeout))
+            except queue.Empty:
+                return
+        while True:
+            try:
+                self._command(self._inbox.get_nowait())
+            except queue.Empty:
+                return
+
+    def _command(self, command: _Command) -> None:
+        try:
+            command()
+        except Exception:
+            # A command concerns one sequence or one link; the engine lives on whatever a peer has sent.
+            log.exception("engine command failed")
+
+    def _admit(self) -> None:
+        for sequence in self._scheduler.admit():
+            sequence.admitted = time.monotonic()
+            with self._lock:
+                self._num_queued -= 1
+            self._events.append((sequence, Admitted(sequence.admitted, sequence.admitted - sequence.arrived)))
+
+    def _step(self, work: list[Work]) -> None:
+        started = time.monotonic()
+        blocks = take_blocks(work, self._drafts, self._max_context)
+        outcomes = self._try_step(work, blocks)
+        tell_drafters(outcomes, self._drafts, self._max_context)
+        for outcome in outcomes:
+            self._report(outcome)
+        self._progress_at = time.monotonic()
+        self._scheduler.stepped(self._progress_at, self._progress_at - started)
+
+    def _try_step(self, work: list[Work], blocks: list[Block | None]) -> list[Outcome]:
+        """One step for all; if it fails, one for each, so that only the culprit ends."""
+        lengths = [self._runner.kv.length(item.sequence.slot or 0) for item in work]
+        try:
+            return run_step(self._runner, work, blocks, self._max_context)
+        except Exception as error:
+            for item, length in zip(work, lengths, strict=True):
+                assert item.sequence.slot is not None
+                self._runner.kv.truncate(item.sequence.slot, length)
+            if len(work) == 1:
+                self._fail(work[0].sequence, error)
+                return []
+        return [
+            outcome
+            for item, block in zip(work, blocks, strict=True)
+            for outcome in self._try_step([item], [block])
+        ]
+
+    def _report(self, outcome: Outcome) -> None:
+        sequence = outcome.sequence
+        self._events.append((sequence, outcome.run))
+        if outcome.verdict.finish is not None:
+            finished = Finished(outcome.verdict.finish, sequence.timings(), sequence.stats)
+            self._events.append((sequence, finished))
+            self._scheduler.remove(sequence)
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        log.error("sequence failed", exc_info=error, extra={"request_id": sequence.spec.request_id})
+        if not isinstance(error, PacelineError):
+            error = EngineError(f"the step failed: {type(error).__name__}")
+        self._events.append((sequence, Failed(error)))
+        self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        if sequence.state is State.ENDED:
+            return
+        if sequence.state is State.WAITING:
+            with self._lock:
+                self._num_queued -= 1
+        self._scheduler.remove(sequence)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        for sequence in list(self._scheduler.sequences()):
+            self._events.append((sequence, Failed(PeerLostError("this verify replica is stopping"))))
+            self._end(sequence)
+
+    def _deliver(self) -> None:
+        """Hand all events over in one go."""
+        if not self._events:
+            return
+        events, self._events = self._events, []
+        self._loop.call_soon_threadsafe(_emit, events)
+
+
+def _emit(events: list[tuple[Sequence, Event]]) -> None:
+    for sequence, event in events:
+        sequence.emit(event)

@@ -1,0 +1,181 @@
+"""The verify replica's end of one ``DraftService.Link`` stream: connects, greets, reads, writes, connects again.
+
+Runs on the event loop; the engine thread writes through ``open``, ``commit``, ``close`` and ``flush``. What arrives
+goes to the engine's inbox as values. Nothing that a draft replica does here can raise into the engine.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from paceline import codec
+from paceline.link import Stamp
+from paceline.serving.channel import open_channel
+from paceline.v1 import draft_pb2, draft_pb2_grpc
+from verify_service.drafts import Proposal, Refusal
+from verify_service.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 0.1
+LONGEST_RETRY_S = 1.0
+REFUSED_RETRY_S = 30.0  # another tokenizer does not go away by itself
+MAX_UNSENT = 256  # messages; a draft replica that does not read for so long is cut off
+
+_REFUSALS = {
+    draft_pb2.REFUSAL_REASON_OUT_OF_SYNC: Refusal.RESYNC,
+    draft_pb2.REFUSAL_REASON_CAPACITY: Refusal.LATER,
+}
+
+
+class LinkEvents:
+    """What the client hands over, each call from the event loop."""
+
+    def __init__(
+        self,
+        up: Callable[["LinkClient", dict[str, str], dict[str, int]], None],
+        down: Callable[[str], None],
+        proposed: Callable[[str, list[Proposal], float], None],
+        refused: Callable[[str, int, int, Refusal], None],
+    ) -> None:
+        self.up, self.down, self.proposed, self.refused = up, down, proposed, refused
+
+
+class LinkClient:
+    """One draft replica, for as long as the verify replica lives; a ``LinkPort`` for the engine thread."""
+
+    def __init__(self, endpoint: str, hello: draft_pb2.LinkHello, events: LinkEvents) -> None:
+        self.endpoint = endpoint
+        self._hello = hello
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._update = draft_pb2.LinkUpdate()  # engine thread only
+        self._outbox: asyncio.Queue[draft_pb2.LinkRequest] | None = None  # event loop only
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled."""
+        retry_s = FIRST_RETRY_S
+        while True:
+            was_up = False
+            try:
+                was_up = await self._converse()
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    log.error(
+                        "draft replica refused", extra={"endpoint": self.endpoint, "why": error.details()}
+                    )
+                    await asyncio.sleep(REFUSED_RETRY_S)
+                    continue
+                was_up = self._outbox is not None
+            finally:
+                if self._outbox is not None:
+                    self._outbox = None
+                    self._events.down(self.endpoint)
+            if was_up:
+                log.warning("link down", extra={"endpoint": self.endpoint})
+            retry_s = FIRST_RETRY_S if was_up else min(2 * retry_s, LONGEST_RETRY_S)
+            await asyncio.sleep(retry_s)
+
+    async def _converse(self) -> bool:
+        # A channel of its own for each try: a shared one would impose its own back-off on reconnecting.
+        async with open_channel(self.endpoint) as channel:
+            outbox: asyncio.Queue[draft_pb2.LinkRequest] = asyncio.Queue()
+            outbox.put_nowait(draft_pb2.LinkRequest(hello=self._hello))
+            stream = draft_pb2_grpc.DraftServiceStub(channel).Link(_drain(outbox))
+            try:
+                async for response in stream:
+                    at = time.monotonic()
+                    match response.WhichOneof("message"):
+                        case "welcome" if self._outbox is None:
+                            self._outbox = outbox
+                            self._welcomed(response.welcome)
+                        case "proposals" if self._outbox is not None:
+                            self._received(response.proposals, at)
+                        case _:
+                            log.warning("unexpected message on the link", extra={"endpoint": self.endpoint})
+                    if outbox.qsize() > MAX_UNSENT:
+                        log.warning("draft replica does not read", extra={"endpoint": self.endpoint})
+                        break
+            finally:
+                stream.cancel()
+        return self._outbox is not None
+
+    def _welcomed(self, welcome: draft_pb2.LinkWelcome) -> None:
+        log.info("link up", extra={"endpoint": self.endpoint, "draft_id": welcome.draft_id})
+        self._events.up(
+            self,
+            {offer.name: offer.version for offer in welcome.drafters},
+            {offer.name: offer.max_context for offer in welcome.drafters},
+        )
+
+    def _received(self, message: draft_pb2.LinkProposals, at: float) -> None:
+        for refusal in message.refusals:
+            log.info(
+                "sequence refused by draft replica",
+                extra={"endpoint": self.endpoint, "sequence": refusal.sequence_id, "why": refusal.message},
+            )
+            reason = _REFUSALS.get(refusal.reason, Refusal.FINAL)
+            self._events.refused(self.endpoint, refusal.sequence_id, refusal.epoch, reason)
+        proposals = [
+            Proposal(
+                Stamp(p.sequence_id, p.epoch, p.base_len),
+                list(p.token_ids),
+                p.queue_s,
+                p.draft_s,
+                p.residence_s,
+            )
+            for p in message.proposals
+        ]
+        if proposals:
+            self._events.proposed(self.endpoint, proposals, at)
+
+    # --- LinkPort: engine thread ------------------------------------------------------------------------------
+
+    def open(self, sequence: Sequence, epoch: int, k: int) -> None:
+        """See ``LinkPort``."""
+        spec = sequence.spec
+        self._update.opens.add(
+            sequence_id=sequence.id,
+            epoch=epoch,
+            drafter=spec.plan.drafter,
+            token_ids=sequence.tokens,
+            prompt_len=len(spec.prompt_ids),
+            sampling=codec.sampling_to_pb(spec.sampling),
+            k=k,
+            round=sequence.stats.num_rounds,
+            traceparent=spec.trace.to_traceparent() if spec.trace else "",
+        )
+
+    def commit(self, stamp: Stamp, token_ids: list[int], k: int, round_index: int) -> None:
+        """See ``LinkPort``."""
+        self._update.commits.add(
+            sequence_id=stamp.sequence_id,
+            epoch=stamp.epoch,
+            base_len=stamp.base_len,
+            token_ids=token_ids,
+            k=k,
+            round=round_index,
+        )
+
+    def close(self, sequence_id: int, epoch: int) -> None:
+        """See ``LinkPort``."""
+        self._update.closes.add(sequence_id=sequence_id, epoch=epoch)
+
+    def flush(self) -> None:
+        """See ``LinkPort``."""
+        if not self._update.ByteSize():
+            return
+        update, self._update = self._update, draft_pb2.LinkUpdate()
+        self._loop.call_soon_threadsafe(self._send, draft_pb2.LinkRequest(update=update))
+
+    def _send(self, request: draft_pb2.LinkRequest) -> None:
+        if self._outbox is not None:
+            self._outbox.put_nowait(request)
+
+
+async def _drain(outbox: asyncio.Queue[draft_pb2.LinkRequest]) -> AsyncIterator[draft_pb2.LinkRequest]:
+    while True:
+        yield await outbox.get()

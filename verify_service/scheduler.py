@@ -1,0 +1,109 @@
+"""Who runs: admission by free slots, and the rows of the next step. Engine thread only."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.engine import SlotKV
+from verify_service.drafts import Drafts
+from verify_service.sequence import Sequence, State
+
+GATHER_SHARE = 0.25
+"""Of a step's usual time: how long ready rows wait for rows whose proposal is on its way (DESIGN section 5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One sequence's part in a step: a chunk of its prompt, or a round.
+
+    ``chunk`` is the number of tokens to run that are known already; the round's draft comes on top in the step.
+    """
+
+    sequence: Sequence
+    chunk: int
+    is_prefill: bool
+
+
+class Scheduler:
+    """First come, first served; every running sequence takes part in every step, prefills under a token budget."""
+
+    def __init__(self, kv: SlotKV, drafts: Drafts, *, prefill_chunk: int) -> None:
+        self._kv = kv
+        self._drafts = drafts
+        self._prefill_chunk = prefill_chunk
+        self._waiting: deque[Sequence] = deque()
+        self._running: dict[int, Sequence] = {}
+        self._gather_until = 0.0
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold a slot."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for one."""
+        return len(self._waiting)
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All of them."""
+        yield from self._running.values()
+        yield from self._waiting
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence."""
+        self._waiting.append(sequence)
+
+    def admit(self) -> list[Sequence]:
+        """Give slots to those who wait, as far as they go."""
+        admitted = []
+        while self._waiting and (slot := self._kv.acquire()) is not None:
+            sequence = self._waiting.popleft()
+            sequence.slot = slot
+            sequence.state = State.PREFILL
+            self._running[sequence.id] = sequence
+            admitted.append(sequence)
+        return admitted
+
+    def remove(self, sequence: Sequence) -> None:
+        """The sequence ended: its slot is free, its mirror is closed."""
+        if sequence.state is State.WAITING:
+            self._waiting.remove(sequence)
+        elif sequence.state is not State.ENDED:
+            del self._running[sequence.id]
+            self._drafts.close(sequence)
+        if sequence.slot is not None:
+            self._kv.release(sequence.slot)
+            sequence.slot = None
+        sequence.state = State.ENDED
+
+    def stepped(self, ended: float, step_s: float) -> None:
+        """A step is over: how long the next one may gather rows follows from how long this one took."""
+        self._gather_until = ended + GATHER_SHARE * step_s
+
+    def next(self, now: float) -> tuple[list[Work], float | None]:
+        """The next step's rows; none: look again at the given time, or (None) when something arrives.
+
+        A row whose proposal is awaited is left out rather than holding up the others: it takes part as soon as its
+        proposal is here, or plainly when its own time is up. Ready rows wait for such rows only for a fraction of a
+        step, since two half-full steps cost almost two full ones.
+        """
+        work: list[Work] = []
+        earliest: float | None = None
+        budget = self._prefill_chunk
+        for sequence in self._running.values():
+            if sequence.state is State.PREFILL:
+                assert sequence.slot is not None
+                chunk = min(len(sequence.tokens) - self._kv.length(sequence.slot), budget)
+                budget -= chunk
+                if chunk:
+                    work.append(Work(sequence, chunk, is_prefill=True))
+                continue
+            until = self._drafts.awaiting(sequence, now)
+            if until is None:
+                work.append(Work(sequence, 1, is_prefill=False))
+            else:
+                earliest = until if earliest is None else min(earliest, until)
+        if work and earliest is not None and now < self._gather_until:
+            return [], min(earliest, self._gather_until)
+        return work, None if work else earliest

@@ -1,0 +1,210 @@
+"""``VerifyService``: takes sequences from the router, streams what the engine commits."""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+
+import grpc
+
+from paceline import codec
+from paceline.config import PacelineConfig
+from paceline.engine import Runner, load_runner
+from paceline.errors import FieldViolation, InvalidRequestError
+from paceline.serving.server import TierServer
+from paceline.telemetry import names
+from paceline.telemetry.context import TraceContext, extract
+from paceline.telemetry.spans import Telemetry
+from paceline.v1 import common_pb2, draft_pb2, verify_pb2, verify_pb2_grpc
+from verify_service.engine import Engine
+from verify_service.link_client import LinkClient, LinkEvents
+from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Run
+from verify_service.spans import DecodeSpans
+
+log = logging.getLogger(__name__)
+
+SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
+
+_Context = grpc.aio.ServicerContext[verify_pb2.DecodeRequest, verify_pb2.DecodeResponse]
+
+
+class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
+    """The servicer; one per process."""
+
+    def __init__(self, engine: Engine, runner: Runner, telemetry: Telemetry) -> None:
+        self._engine = engine
+        self._runner = runner
+        self._telemetry = telemetry
+
+    async def Decode(self, request: verify_pb2.DecodeRequest, context: _Context) -> None:  # type: ignore[override]  # noqa: N802  # aio also takes a coroutine
+        """See verify.proto. Cancelling the call, or its deadline, frees the sequence at the next step."""
+        parent = extract(context.invocation_metadata())
+        trace = (
+            self._telemetry.child(parent) if parent and parent.sampled and self._telemetry.enabled else None
+        )
+        spec = decode_spec(request, self._runner, trace)
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        sequence = self._engine.submit(spec, events.put_nowait)
+        spans = DecodeSpans(self._telemetry, parent, spec, sequence.arrived)
+        try:
+            while True:
+                event = await events.get()
+                spans.see(event)
+                match event:
+                    case Failed(error):
+                        raise error
+                    case Finished():
+                        await context.write(_response(event))
+                        return
+                    case _:
+                        await context.write(_response(event))
+        finally:
+            self._engine.cancel(sequence)
+            spans.end(time.monotonic())
+
+    async def GetModelInfo(  # noqa: N802
+        self,
+        request: verify_pb2.GetModelInfoRequest,
+        context: grpc.aio.ServicerContext[verify_pb2.GetModelInfoRequest, verify_pb2.GetModelInfoResponse],
+    ) -> verify_pb2.GetModelInfoResponse:
+        """See verify.proto."""
+        state = self._engine.state()
+        return verify_pb2.GetModelInfoResponse(
+            model=codec.model_info_to_pb(self._runner.info),
+            eos_token_ids=self._runner.eos_token_ids,
+            drafters=[
+                common_pb2.DrafterInfo(name=name, version=version, available=available)
+                for name, (version, available) in state.drafters.items()
+            ],
+            num_running=state.num_running,
+            num_waiting=state.num_waiting,
+            kv_slots=state.kv_slots,
+            kv_slots_free=state.kv_slots_free,
+        )
+
+
+def decode_spec(request: verify_pb2.DecodeRequest, runner: Runner, trace: TraceContext | None) -> DecodeSpec:
+    """The request as a value. Raises InvalidRequestError: the router validates for people, this guards the engine."""
+    info = runner.info
+    violations = []
+    known = len(request.prompt_ids) + len(request.committed_ids)
+    if not request.prompt_ids:
+        violations.append(FieldViolation("prompt_ids", "is empty; expected at least one token"))
+    if known >= info.max_context:
+        violations.append(
+            FieldViolation("prompt_ids", f"{known} tokens leave no room in a context of {info.max_context}")
+        )
+    for field, ids in (("prompt_ids", request.prompt_ids), ("committed_ids", request.committed_ids)):
+        if ids and max(ids) >= info.vocab_size:
+            violations.append(FieldViolation(field, f"{max(ids)} is not below {info.vocab_size}"))
+    if request.max_tokens <= len(request.committed_ids):
+        violations.append(
+            FieldViolation(
+                "max_tokens",
+                f"{request.max_tokens} leaves nothing to decode after {len(request.committed_ids)} committed tokens",
+            )
+        )
+    if violations:
+        raise InvalidRequestError(violations)
+    return DecodeSpec(
+        request_id=request.request_id,
+        prompt_ids=tuple(request.prompt_ids),
+        committed_ids=tuple(request.committed_ids),
+        sampling=codec.sampling_from_pb(request.sampling),
+        max_tokens=request.max_tokens,
+        stop_ids=frozenset(request.stop_token_ids),
+        plan=codec.plan_from_pb(request.plan),
+        trace=trace,
+    )
+
+
+def _response(event: Admitted | Run | Finished) -> verify_pb2.DecodeResponse:
+    match event:
+        case Admitted():
+            return verify_pb2.DecodeResponse(admitted=verify_pb2.DecodeAdmitted(queue_s=event.queue_s))
+        case Run():
+            return verify_pb2.DecodeResponse(
+                run=verify_pb2.DecodeRun(
+                    position=event.position,
+                    token_ids=event.token_ids,
+                    round=codec.round_to_pb(event.record) if event.record else None,
+                )
+            )
+        case Finished():
+            return verify_pb2.DecodeResponse(
+                finished=verify_pb2.DecodeFinished(
+                    finish_reason=codec.finish_to_pb(event.reason),
+                    timings=codec.timings_to_pb(event.timings),
+                    speculative=codec.stats_to_pb(event.stats),
+                )
+            )
+
+
+async def create_server(config: PacelineConfig) -> TierServer:
+    """The verify tier, loaded and ready to start."""
+    loop = asyncio.get_running_loop()
+    started = time.monotonic()
+    runner = await asyncio.to_thread(
+        load_runner,
+        config.model,
+        kv_slots=config.verify.kv_slots,
+        max_context=config.verify.max_context,
+    )
+    log.info(
+        "model loaded",
+        extra={
+            "model": runner.info.name,
+            "dtype": runner.info.dtype,
+            "runner": runner.info.runner,
+            "numerics": runner.info.numerics,
+            "seconds": round(time.monotonic() - started, 2),
+        },
+    )
+    verify_id = f"{socket.gethostname()}:{os.getpid()}"
+    telemetry = Telemetry.setup(config.telemetry, service_name=names.SERVICE_VERIFY, instance_id=verify_id)
+    engine = Engine(runner, config.verify, loop)
+    server = TierServer(config.verify.server, services=[SERVICE])
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(
+        VerifyService(engine, runner, telemetry), server.grpc_server
+    )
+    hello = draft_pb2.LinkHello(
+        verify_id=verify_id,
+        tokenizer_fingerprint=runner.info.tokenizer_fingerprint,
+        vocab_size=runner.info.vocab_size,
+    )
+    events = LinkEvents(engine.link_up, engine.link_down, engine.proposed, engine.refused)
+    background = [
+        asyncio.create_task(LinkClient(endpoint, hello, events).run())
+        for endpoint in config.verify.draft_endpoints
+    ]
+    background.append(asyncio.create_task(_watch(engine, server, config.verify.stall_s)))
+    server.on_stop(_stopper(background, engine, telemetry))
+    engine.start()
+    return server
+
+
+def _stopper(
+    background: list[asyncio.Task[None]], engine: Engine, telemetry: Telemetry
+) -> Callable[[], Awaitable[None]]:
+    async def stop() -> None:
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await asyncio.to_thread(engine.stop)
+        await asyncio.to_thread(telemetry.shutdown)
+
+    return stop
+
+
+async def _watch(engine: Engine, server: TierServer, stall_s: float) -> None:
+    """Health says NOT_SERVING while work waits and no step finishes."""
+    stalled = False
+    while True:
+        await asyncio.sleep(min(1.0, stall_s / 4))
+        now_stalled = engine.stalled_s() > stall_s
+        if now_stalled != stalled:
+            stalled = now_stalled
+            log.error("engine stalled" if stalled else "engine runs again", extra={"stall_s": stall_s})
+            server.set_serving(not stalled)

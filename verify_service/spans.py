@@ -1,0 +1,123 @@
+"""The verify tier's spans of one request, made from measured times after the fact.
+
+decode > queue, prefill, round > verify      (the draft tier adds `draft` under the same round)
+"""
+
+from paceline.telemetry import names
+from paceline.telemetry.context import TraceContext
+from paceline.telemetry.spans import MAX_ROUND_SPANS, AttributeValue, Telemetry, round_context
+from paceline.types import RoundRecord
+from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Run
+
+
+class DecodeSpans:
+    """Sees the events of one sequence, in order. Costs one comparison an event when the request is not traced."""
+
+    def __init__(
+        self, telemetry: Telemetry, parent: TraceContext | None, spec: DecodeSpec, arrived: float
+    ) -> None:
+        self._telemetry = telemetry
+        self._parent = parent
+        self._trace = spec.trace
+        self._arrived = arrived
+        self._last = arrived
+        self._error: str | None = "cancelled"
+        self._attributes: dict[str, AttributeValue] = {
+            names.REQUEST_ID: spec.request_id,
+            names.PLAN_MODE: spec.plan.mode.value,
+            names.PLAN_DRAFTER: spec.plan.drafter,
+            names.PLAN_K_MAX: spec.plan.k_max,
+            names.GEN_AI_USAGE_INPUT_TOKENS: len(spec.prompt_ids),
+        }
+
+    def see(self, event: Event) -> None:
+        """Record the spans that ``event`` completes."""
+        if self._trace is None:
+            return
+        match event:
+            case Admitted():
+                pass
+            case Run(record=None):
+                self._child(names.SPAN_QUEUE, self._arrived, event.started)
+                self._child(names.SPAN_PREFILL, event.started, event.ended)
+                self._last = event.ended
+            case Run(record=RoundRecord() as record):
+                self._round(event, record)
+                self._last = event.ended
+            case Finished():
+                self._error = None
+                stats = event.stats
+                self._attributes |= {
+                    names.GEN_AI_RESPONSE_FINISH_REASONS: [event.reason.value],
+                    names.NUM_ROUNDS: stats.num_rounds,
+                    names.NUM_SPEC_STEPS: stats.num_spec_steps,
+                    names.NUM_DRAFT_TOKENS: stats.num_draft_tokens,
+                    names.NUM_ACCEPTED_DRAFT_TOKENS: stats.num_accepted_draft_tokens,
+                    names.NUM_ROUND_SPANS_ELIDED: max(0, stats.num_rounds - MAX_ROUND_SPANS),
+                }
+            case Failed(error):
+                self._error = str(error)
+
+    def end(self, now: float) -> None:
+        """The call is over, whichever way."""
+        if self._trace is None:
+            return
+        self._telemetry.record(
+            names.SPAN_DECODE,
+            self._trace,
+            parent=self._parent,
+            start=self._arrived,
+            end=now if self._error else self._last,
+            attributes=self._attributes,
+            error=self._error,
+            kind="server",
+        )
+
+    def _child(self, name: str, start: float, end: float) -> None:
+        assert self._trace is not None
+        context = self._telemetry.child(self._trace)
+        self._telemetry.record(name, context, parent=self._trace, start=start, end=end)
+
+    def _round(self, run: Run, record: RoundRecord) -> None:
+        assert self._trace is not None
+        if record.index >= MAX_ROUND_SPANS:
+            return
+        context = round_context(self._trace, record.index)
+        batch: dict[str, AttributeValue] = {
+            names.BATCH_SEQUENCES: record.batch_sequences,
+            names.BATCH_ROWS: record.batch_rows,
+        }
+        self._telemetry.record(
+            names.SPAN_ROUND,
+            context,
+            parent=self._trace,
+            start=run.started,
+            end=run.ended,
+            attributes={
+                names.ROUND_INDEX: record.index,
+                names.ROUND_BASE_LEN: record.base_len,
+                names.ROUND_DRAFTED: record.drafted,
+                names.ROUND_ACCEPTED: record.accepted,
+                names.ROUND_IGNORED: record.ignored,
+                names.ROUND_COMMITTED: record.committed,
+                names.ROUND_OUTCOME: record.outcome.value,
+                names.ROUND_DRAFTER: record.drafter,
+                names.ROUND_DRAFT_S: record.draft_s,
+                names.ROUND_NETWORK_S: record.network_s,
+                names.ROUND_WAIT_S: record.wait_s,
+                names.ROUND_VERIFY_S: record.verify_s,
+                **batch,
+            },
+        )
+        self._telemetry.record(
+            names.SPAN_VERIFY,
+            self._telemetry.child(context),
+            parent=context,
+            start=run.stepped,
+            end=run.ended,
+            attributes={
+                names.ROUND_FORWARD_S: record.forward_s,
+                names.ROUND_ACCEPT_S: record.accept_s,
+                **batch,
+            },
+        )

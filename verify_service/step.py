@@ -1,0 +1,166 @@
+"""One engine step, as a list: blocks, packed forward, the target's own tokens, verdicts, commits, news to the drafter.
+
+Plain rows, verify rows and prompt chunks share the forward. Nothing is saved and restored: a step that fails leaves
+the KV lengths where they were, and can be run again.
+"""
+
+import time
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from paceline.engine import Runner, Segment
+from paceline.sampling import TokenRow, choose
+from paceline.types import RoundRecord
+from verify_service.drafts import Block, Drafts
+from verify_service.scheduler import Work
+from verify_service.sequence import Run, Sequence, State
+from verify_service.verdict import Verdict, commit, judge
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step did to one sequence."""
+
+    sequence: Sequence
+    run: Run
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One sequence's part: what it runs, and the draft among it."""
+
+    work: Work
+    segment: Segment
+    block: Block | None
+
+
+def take_blocks(work: SequenceOf[Work], drafts: Drafts, max_context: int) -> list[Block | None]:
+    """The freshest valid block of each round, cut to what may still be committed; None for prompt chunks."""
+    now = time.monotonic()
+    return [
+        None
+        if item.is_prefill
+        else _cut(drafts.take(item.sequence, now), item.sequence.room(max_context) - 1)
+        for item in work
+    ]
+
+
+def run_step(
+    runner: Runner, work: SequenceOf[Work], blocks: SequenceOf[Block | None], max_context: int
+) -> list[Outcome]:
+    """Forward, accept, commit. Raises whatever the forward or the sampler raise, before anything is committed."""
+    started = time.monotonic()
+    rows = [_row(item, block, runner) for item, block in zip(work, blocks, strict=True)]
+    logits = runner.forward([row.segment for row in rows])
+    forwarded = time.monotonic()
+    targets = choose(logits, [token_row for row in rows for token_row in _token_rows(row)])
+
+    verdicts: list[tuple[_Row, Verdict]] = []
+    at = 0
+    for row in rows:
+        count = row.segment.num_logits
+        if count:
+            draft = row.block.token_ids if row.block else []
+            spec = row.work.sequence.spec
+            room = row.work.sequence.room(max_context)
+            verdicts.append((row, judge(draft, targets[at : at + count], stop_ids=spec.stop_ids, room=room)))
+        at += count
+    for row, verdict in verdicts:
+        commit(row.work.sequence, verdict, runner.kv)
+
+    ended = time.monotonic()
+    for row in rows:
+        if not row.work.sequence.first_step:
+            row.work.sequence.first_step = started
+    batch = (len(rows), sum(len(row.segment.token_ids) for row in rows))
+    return [_outcome(row, verdict, started, forwarded, ended, batch) for row, verdict in verdicts]
+
+
+def _cut(block: Block, most: int) -> Block:
+    """``k`` is asked for so that nothing has to be cut; this holds for any drafter."""
+    if len(block.token_ids) <= most:
+        return block
+    return Block(
+        block.token_ids[:most],
+        block.outcome,
+        block.drafter,
+        block.asked_at,
+        block.answered_at,
+        block.residence_s,
+    )
+
+
+def _row(work: Work, block: Block | None, runner: Runner) -> _Row:
+    sequence = work.sequence
+    assert sequence.slot is not None
+    start = runner.kv.length(sequence.slot)
+    tokens = sequence.tokens[start : start + work.chunk]
+    if block is None:
+        is_last = start + work.chunk == len(sequence.tokens)
+        return _Row(work, Segment(sequence.slot, start, tokens, 1 if is_last else 0), None)
+    return _Row(
+        work, Segment(sequence.slot, start, tokens + block.token_ids, 1 + len(block.token_ids)), block
+    )
+
+
+def _token_rows(row: _Row) -> list[TokenRow]:
+    """One per row of logits: its absolute position, and what stands before it if penalties ask."""
+    sequence, spec = row.work.sequence, row.work.sequence.spec
+    length, prompt = len(sequence.tokens), spec.prompt_ids
+    draft = row.block.token_ids if row.block else []
+    if not spec.sampling.needs_history:
+        return [TokenRow(spec.sampling, length + j, prompt, ()) for j in range(row.segment.num_logits)]
+    output = sequence.tokens[len(prompt) :]
+    return [
+        TokenRow(spec.sampling, length + j, prompt, output + draft[:j]) for j in range(row.segment.num_logits)
+    ]
+
+
+def _outcome(
+    row: _Row, verdict: Verdict, started: float, forwarded: float, ended: float, batch: tuple[int, int]
+) -> Outcome:
+    sequence, block = row.work.sequence, row.block
+    position = len(sequence.tokens) - len(verdict.committed)
+    previous = sequence.mark
+    sequence.mark = ended
+    if block is None:
+        sequence.state = State.RUNNING
+        sequence.first_token = ended
+        return Outcome(
+            sequence, Run(position, verdict.committed, None, sequence.first_step, started, ended), verdict
+        )
+    link_s = block.answered_at - block.asked_at
+    draft_s = min(block.residence_s, link_s)
+    record = RoundRecord(
+        index=sequence.stats.num_rounds,
+        base_len=position,
+        drafted=len(block.token_ids),
+        accepted=verdict.accepted,
+        ignored=verdict.ignored,
+        committed=len(verdict.committed),
+        outcome=block.outcome,
+        drafter=block.drafter,
+        batch_sequences=batch[0],
+        batch_rows=batch[1],
+        draft_s=draft_s,
+        network_s=link_s - draft_s,
+        wait_s=started - previous - link_s,
+        verify_s=ended - started,
+        forward_s=forwarded - started,
+        accept_s=ended - forwarded,
+    )
+    sequence.add_round(record)
+    return Outcome(sequence, Run(position, verdict.committed, record, previous, started, ended), verdict)
+
+
+def tell_drafters(outcomes: SequenceOf[Outcome], drafts: Drafts, max_context: int) -> None:
+    """The news of the step, before any client hears of it: the drafter's time is on the critical path."""
+    for outcome in outcomes:
+        if outcome.verdict.finish is None:
+            sequence = outcome.sequence
+            k = min(sequence.spec.plan.k_max, sequence.room(max_context) - 1)
+            drafts.advance(sequence, len(outcome.verdict.committed), k)
+        else:
+            drafts.close(outcome.sequence)
+    drafts.flush()
