@@ -31,6 +31,7 @@ _OPTIONS = (
 )
 
 _LAST_WORDS_S = 1.0  # for calls that were cut, to send their status
+_SETTLE_S = 0.05  # for calls that have answered and are on their way out
 _FOREVER_S = 1e6
 
 Callback = Callable[[], Awaitable[None]]
@@ -156,6 +157,7 @@ class TierServer:
             await asyncio.wait({idle, sooner}, timeout=self._cut_in(), return_when=asyncio.FIRST_COMPLETED)
             idle.cancel()
             sooner.cancel()
+        await _within(_SETTLE_S, self._in_flight.wait_idle())
         if num_cut := self._in_flight.cut():
             _logger.warning("drain time is over, calls are cut", extra={"num_calls": num_cut})
             await _within(_LAST_WORDS_S, self._in_flight.wait_idle())

@@ -9,8 +9,8 @@
 | PeerLostError         | UNAVAILABLE         | RetryInfo                 |
 | EngineError           | INTERNAL            |                           |
 
-``ErrorInfo.reason`` tells the two FAILED_PRECONDITION apart. A status travels in the trailing metadata, for which
-clients allow 8 KiB by default, so long texts and long lists of violations are cut.
+``ErrorInfo.reason`` tells the two FAILED_PRECONDITION apart. A status travels in the trailing metadata, of which
+clients take 8 KiB by default (message percent-encoded, details in base64), so long texts and lists are cut to fit.
 """
 
 from collections.abc import Iterator
@@ -36,10 +36,11 @@ from paceline.errors import (
 DOMAIN = "paceline"
 DETAILS_KEY = "grpc-status-details-bin"
 
-MAX_MESSAGE_CHARS = 500
-MAX_VIOLATIONS = 16
-_MAX_FIELD_CHARS = 100
-_MAX_DESCRIPTION_CHARS = 150
+# 3 * 500 + 4/3 * (500 + 3800 + 300) < 8000
+_MAX_MESSAGE_BYTES = 500
+_MAX_VIOLATIONS_BYTES = 3800
+_MAX_FIELD_BYTES = 100
+_MAX_DESCRIPTION_BYTES = 400
 _RETRY_AFTER_S = 1.0  # where a peer asks for a retry without saying when
 
 
@@ -96,7 +97,7 @@ def internal_status(message: str) -> status_pb2.Status:
 
 
 def _status(code: int, message: str, details: list[Message]) -> status_pb2.Status:
-    status = status_pb2.Status(code=code, message=_clip(message, MAX_MESSAGE_CHARS))
+    status = status_pb2.Status(code=code, message=_clip(message, _MAX_MESSAGE_BYTES))
     for detail in details:
         packed = AnyMessage()
         packed.Pack(detail)
@@ -105,23 +106,25 @@ def _status(code: int, message: str, details: list[Message]) -> status_pb2.Statu
 
 
 def _bad_request(violations: tuple[FieldViolation, ...]) -> error_details_pb2.BadRequest:
-    shown = [
-        error_details_pb2.BadRequest.FieldViolation(
-            field=_clip(violation.field, _MAX_FIELD_CHARS),
-            description=_clip(violation.description, _MAX_DESCRIPTION_CHARS),
-        )
-        for violation in violations[:MAX_VIOLATIONS]
-    ]
-    if len(violations) > MAX_VIOLATIONS:
-        left_out = f"{len(violations) - MAX_VIOLATIONS} more violations are not listed"
-        shown.append(error_details_pb2.BadRequest.FieldViolation(field="request", description=left_out))
-    return error_details_pb2.BadRequest(field_violations=shown)
+    bad, num_bytes = error_details_pb2.BadRequest(), 0
+    for index, violation in enumerate(violations):
+        field = _clip(violation.field, _MAX_FIELD_BYTES)
+        description = _clip(violation.description, _MAX_DESCRIPTION_BYTES)
+        num_bytes += len(field.encode()) + len(description.encode()) + 8
+        if num_bytes > _MAX_VIOLATIONS_BYTES:
+            left_out = f"{len(violations) - index} more violations are not listed"
+            bad.field_violations.add(field="request", description=left_out)
+            break
+        bad.field_violations.add(field=field, description=description)
+    return bad
 
 
-def _clip(text: str, limit: int) -> str:
-    """At most ``limit`` characters that every client can decode (no lone surrogates)."""
-    text = text if len(text) <= limit else text[: limit - 1] + "…"
-    return text.encode("utf-8", "replace").decode()
+def _clip(text: str, max_bytes: int) -> str:
+    """At most so many bytes of UTF-8, without lone surrogates."""
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= max_bytes:
+        return encoded.decode()
+    return encoded[: max_bytes - 3].decode("utf-8", "ignore") + "…"
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError) -> PacelineError:
