@@ -78,6 +78,10 @@ class MirrorState:
         """``num_tokens`` were committed after ``stamp.base_len``. A GAP asks for a new open."""
         if self.closed and stamp.epoch <= self.epoch:
             return Fate.STALE
+        if self.epoch == 0:
+            return (
+                Fate.GAP
+            )  # absent; without this line a commit under epoch 0 would meet an epoch that is the same
         fate = _COMMIT[_age(stamp.epoch, self.epoch), _age(stamp.base_len, self.length)]
         if fate is Fate.APPLY:
             self.length += num_tokens
@@ -138,6 +142,8 @@ class ProposalGate:
 
     def judge(self, stamp: Stamp, token_ids: "list[int]", vocab_size: int) -> Fate:
         """What becomes of a proposal; APPLY also marks the question as answered."""
+        if self.epoch == 0:
+            return Fate.MISMATCH  # nothing was ever asked
         fate = _PROPOSAL[_age(stamp.epoch, self.epoch), _age(stamp.base_len, self.base_len)]
         if fate is not Fate.APPLY:
             return fate
