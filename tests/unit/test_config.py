@@ -1,0 +1,148 @@
+"""Settings: files, overrides, and errors that name the key, the value and what would be right."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.config import PacelineConfig, load_config
+from paceline.errors import ConfigError
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "topology.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_without_a_file_the_defaults_hold():
+    """No file and no overrides: the documented defaults, with three different ports."""
+    config = load_config()
+    assert config == PacelineConfig()
+    assert len({tier.server.port for tier in (config.router, config.verify, config.draft)}) == 3
+
+
+def test_a_file_sets_what_it_names_and_nothing_else(tmp_path):
+    """Sections and nested tables are read; the rest keeps its defaults."""
+    path = written(
+        tmp_path,
+        """
+        [model]
+        name = "some/dir"
+        dtype = "float32"
+        [verify]
+        kv_slots = 4
+        draft_endpoints = ["127.0.0.1:1", "127.0.0.1:2"]
+        [draft.drafters.small]
+        kind = "model"
+        layers = 3
+        model = { name = "other/dir" }
+        [router.plans.code]
+        mode = "speculative"
+        k = 8
+        [cluster.verify]
+        replicas = 2
+        """,
+    )
+    config = load_config(path)
+    assert (config.model.name, config.model.dtype, config.model.device) == ("some/dir", "float32", "auto")
+    assert config.verify.kv_slots == 4
+    assert config.verify.draft_endpoints == ("127.0.0.1:1", "127.0.0.1:2")
+    small = config.draft.drafters["small"]
+    assert (small.kind, small.layers) == ("model", 3)
+    assert small.model is not None
+    assert small.model.name == "other/dir"
+    assert config.router.plans["code"].k == 8
+    assert config.cluster.verify.replicas == 2
+    assert config.cluster.draft.replicas == 1
+
+
+def test_overrides_win_over_the_file(tmp_path):
+    """section.key=value in TOML notation; a bare word is a string; the later one wins."""
+    path = written(tmp_path, "[verify]\nkv_slots = 4\n[router]\nresume_s = 5\n")
+    config = load_config(
+        path,
+        [
+            "verify.kv_slots=9",
+            "verify.server.port=1234",
+            "model.name=smollm2",
+            "model.device='cpu'",
+            "verify.draft_endpoints=['a:1','b:2']",
+            "router.plans.code.mode=plain",
+            "verify.kv_slots=11",
+        ],
+    )
+    assert config.verify.kv_slots == 11
+    assert config.verify.server.port == 1234
+    assert config.verify.server.address == "127.0.0.1:1234"
+    assert (config.model.name, config.model.device) == ("smollm2", "cpu")
+    assert config.verify.draft_endpoints == ("a:1", "b:2")
+    assert config.router.plans["code"].mode == "plain"
+    assert config.router.resume_s == 5
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("verify.kv_slot=3", ["verify.kv_slot", "3"]),
+        ("telemetry.sampel_ratio=0.5", ["telemetry.sampel_ratio"]),
+        ("nosuch.key=1", ["nosuch"]),
+        ("verify.kv_slots=0", ["verify.kv_slots", "0", "greater than or equal to 1"]),
+        ("verify.server.port=70000", ["verify.server.port", "70000"]),
+        ("telemetry.sample_ratio=1.5", ["telemetry.sample_ratio", "1.5"]),
+        ("telemetry.sample_ratio=nan", ["telemetry.sample_ratio"]),
+        ("router.resume_s=inf", ["router.resume_s"]),
+        ("model.dtype=float16", ["model.dtype", "float16", "bfloat16"]),
+        ("verify.kv_slots=many", ["verify.kv_slots", "many"]),
+        ("draft.drafters.x.kind=oracle", ["draft.drafters.x.kind", "oracle", "ngram"]),
+        ("router.plans.code.k=65", ["router.plans.code.k", "65"]),
+    ],
+)
+def test_wrong_settings_are_refused_in_words(override, words):
+    """Unknown keys, wrong types, values out of range: the error names the key, the value and what would be right."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [override])
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_all_mistakes_are_named_at_once():
+    """Nobody has to start five times to find five mistakes."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ["verify.kv_slots=0", "router.resume_s=-1", "modle.name=x"])
+    for key in ("verify.kv_slots", "router.resume_s", "modle"):
+        assert key in str(caught.value)
+
+
+@pytest.mark.parametrize("override", ["verify.kv_slots", "=3", ".x=3", "verify.=3", "model.name.x=3"])
+def test_overrides_of_the_wrong_form_are_refused(override):
+    """An override without key, with an empty part, or through a value: ConfigError with the override in it."""
+    with pytest.raises(ConfigError, match="override"):
+        load_config(None, ["model.name=a", override])
+
+
+def test_a_missing_or_broken_file_is_a_config_error(tmp_path):
+    """No such file, not TOML, not UTF-8."""
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(tmp_path / "absent.toml")
+    with pytest.raises(ConfigError, match="not TOML"):
+        load_config(written(tmp_path, "[verify\n"))
+    (tmp_path / "latin.toml").write_bytes(b'[model]\nname = "\xe9"\n')
+    with pytest.raises(ConfigError, match="not TOML"):
+        load_config(tmp_path / "latin.toml")
+
+
+def test_settings_are_frozen():
+    """No config is changed after start."""
+    config = load_config()
+    with pytest.raises(ValueError, match="frozen"):
+        config.verify.kv_slots = 3  # type: ignore[misc]
+
+
+def test_every_setting_is_printed():
+    """The lines printed at start name every leaf, sorted."""
+    lines = load_config(None, ["verify.kv_slots=5"]).to_toml_lines()
+    assert lines == sorted(lines)
+    assert "verify.kv_slots = 5" in lines
+    assert "verify.server.host = '127.0.0.1'" in lines
+    assert "draft.drafters.ngram.kind = 'ngram'" in lines
+    assert len(lines) == len(set(lines))
