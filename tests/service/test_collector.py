@@ -1,7 +1,10 @@
 """Spans over the wire: what a real OTLP collector sees of the tiers."""
 
 import asyncio
+import socket
 import time
+
+import pytest
 
 from paceline.config import TelemetryConfig
 from paceline.telemetry import Telemetry, TraceContext, names, round_context
@@ -90,3 +93,86 @@ async def test_a_blocking_shutdown_on_the_event_loop_still_delivers():
         service.shutdown()
         assert [span["name"] for span in collector.spans] == ["last"]
         await asyncio.sleep(0)
+
+
+# --- collectors that are not there ------------------------------------------------------------------------------------
+
+
+def record_many(service, num=1500):
+    for _ in range(num):
+        service.record("x", service.new_trace(None), parent=None, start=0, end=1, attributes={})
+
+
+async def test_a_collector_that_is_away_costs_one_warning(caplog):
+    """Recording never blocks or raises, shutdown is quick, and one line says what happens to the spans."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
+        config = TelemetryConfig(otlp_endpoint=f"http://127.0.0.1:{taken.getsockname()[1]}")
+        service = Telemetry.setup(config, service_name="s", instance_id="i")
+        begin = time.monotonic()
+        record_many(service)
+        await asyncio.sleep(0.8)
+        record_many(service)
+        await asyncio.to_thread(service.shutdown)
+        assert time.monotonic() - begin < 3.5
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.endpoint == config.otlp_endpoint
+
+
+async def test_a_collector_that_never_answers_holds_a_shutdown_for_two_seconds_at_most(caplog):
+    """Connections are accepted and nothing comes back: the worst kind."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(16)
+        config = TelemetryConfig(otlp_endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        service = Telemetry.setup(config, service_name="s", instance_id="i")
+        record_many(service)
+        begin = time.monotonic()
+        await asyncio.to_thread(service.shutdown)
+        assert time.monotonic() - begin < 2.8
+    assert len(caplog.records) == 1
+
+
+async def test_a_collector_that_comes_back_gets_spans_again(monkeypatch, caplog):
+    """The service asks again every few seconds; the spans in between are lost and counted."""
+    monkeypatch.setattr("paceline.telemetry.export.AWAY_S", 0.2)
+    async with OtlpCollector() as first:
+        port = int(first.endpoint.rpartition(":")[2])
+        service = telemetry(first, "s")
+        record_many(service, 1)
+        await first.wait_for(lambda spans: len(spans) == 1)
+    record_many(service, 1)
+    async with asyncio.timeout(5):
+        while not caplog.records:
+            await asyncio.sleep(0.05)
+    async with OtlpCollector(port) as second:
+        async with asyncio.timeout(10):
+            while not second.spans:
+                record_many(service, 1)
+                await asyncio.sleep(0.1)
+        await asyncio.to_thread(service.shutdown)
+    assert len(caplog.records) == 1
+
+
+async def test_a_burst_beyond_the_queue_loses_spans_and_nothing_else(caplog):
+    """40,000 spans at once: memory stays bounded, the newest arrive, the log stays almost silent."""
+    async with OtlpCollector() as collector:
+        service = telemetry(collector, "s")
+        context = service.new_trace(None)
+        for index in range(40_000):
+            service.record("x", context, parent=None, start=0, end=1, attributes={"i": index})
+        await asyncio.to_thread(service.shutdown)
+        indices = [span["attributes"]["i"] for span in collector.spans]
+    assert len(indices) == len(set(indices)) >= 10_000
+    assert len(caplog.records) <= 2
+
+
+async def test_wait_for_says_what_it_has_seen():
+    """A test that waits in vain fails with the spans that did come."""
+    async with OtlpCollector() as collector:
+        service = telemetry(collector, "svc")
+        record_many(service, 1)
+        await asyncio.to_thread(service.shutdown)
+        with pytest.raises(AssertionError, match="svc/x"):
+            await collector.wait_for(lambda spans: False, timeout_s=0.1)
