@@ -7,6 +7,7 @@ once. Exit codes: 0 done, 1 the server failed, 2 wrong input or settings, 3 the 
 
 import asyncio
 import contextlib
+import io
 import shutil
 import signal
 import sys
@@ -48,6 +49,9 @@ DEFAULT_ADDRESS = "127.0.0.1:7440"
 
 def main() -> None:
     """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a character that the terminal cannot show is no failure
     app()
 
 
@@ -84,7 +88,10 @@ def up(
             pids = cluster.pids()
             for name, address in zip(cluster.names, cluster.all_addresses, strict=True):
                 typer.echo(f"  {name:<10} {address:<22} pid {pids[name]}")
-            typer.echo(f'Try: paceline generate "Why is the sky blue?" --address {cluster.router_address}')
+            where = (
+                "" if cluster.router_address == DEFAULT_ADDRESS else f" --address {cluster.router_address}"
+            )
+            typer.echo(f'Try: paceline generate "Why is the sky blue?"{where}')
             _until_stopped(cluster, pids)
             _note("draining; once more to stop at once")
 
@@ -237,33 +244,41 @@ def tokens_per_s(finished: "Finished") -> float | None:
 
 
 async def _generate(address: str, request: "GenerateRequest", *, stats: bool) -> None:
-    from cluster.waterfall import stats_in_words
+    from cluster.waterfall import plan_in_words, stats_in_words
     from paceline.client import Chunk, Client, Finished, Started
 
-    async with Client(address) as client, contextlib.aclosing(client.generate(request)) as events:
-        async for event in events:
-            match event:
-                case Started() if stats:
-                    _note(
-                        f"request {event.request_id}, task {event.task_type}, seed {event.seed}, {event.plan.reason}"
-                    )
-                case Chunk():
-                    sys.stdout.write(event.text)
-                    sys.stdout.flush()
-                case Finished():
-                    sys.stdout.write("\n")
-                    sys.stdout.flush()
-                    _note(figures(event))
-                    if stats:
-                        spent = event.timings
-                        _note(stats_in_words(event.speculative))
-                        _note(
-                            f"ms: queue {spent.queue_s * 1e3:.1f}, prefill {spent.prefill_s * 1e3:.1f}, "
-                            f"decode {spent.decode_s * 1e3:.1f} (draft {spent.draft_s * 1e3:.1f}, "
-                            f"network {spent.network_s * 1e3:.1f}, wait {spent.wait_s * 1e3:.1f}, "
-                            f"verify {spent.verify_s * 1e3:.1f}, overhead {spent.overhead_s * 1e3:.1f}); "
-                            f"numerics {event.numerics}"
-                        )
+    line_open = False
+    try:
+        async with Client(address) as client, contextlib.aclosing(client.generate(request)) as events:
+            async for event in events:
+                match event:
+                    case Started() if stats:
+                        _note(f"request {event.request_id}, task {event.task_type}, seed {event.seed}")
+                        _note(f"plan: {plan_in_words(event.plan)}, {event.plan.reason}")
+                    case Chunk():
+                        sys.stdout.write(event.text)
+                        sys.stdout.flush()
+                        line_open = True
+                    case Finished():
+                        finished = event
+    finally:  # an error gets a line of its own
+        if line_open:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    _note(figures(finished))
+    if stats:
+        _note(stats_in_words(finished.speculative))
+        _note(_timings_in_words(finished))
+
+
+def _timings_in_words(finished: "Finished") -> str:
+    spent = finished.timings
+    return (
+        f"ms: queue {spent.queue_s * 1e3:.1f}, prefill {spent.prefill_s * 1e3:.1f}, "
+        f"decode {spent.decode_s * 1e3:.1f} (draft {spent.draft_s * 1e3:.1f}, "
+        f"network {spent.network_s * 1e3:.1f}, wait {spent.wait_s * 1e3:.1f}, "
+        f"verify {spent.verify_s * 1e3:.1f}, overhead {spent.overhead_s * 1e3:.1f}); numerics {finished.numerics}"
+    )
 
 
 async def _list_requests(address: str, request_id: str, limit: int) -> tuple["RequestSummary", ...]:

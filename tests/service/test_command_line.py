@@ -78,7 +78,10 @@ def test_wishes_that_cannot_be_are_refused_before_sending(address, options):
 def test_failures_have_exit_codes(address):
     """3: not there or no room; 1: the server failed."""
     assert run("generate", "full", "-a", address).exit_code == 3
-    assert run("generate", "broken", "-a", address).exit_code == 1
+    broken = run("generate", "broken", "-a", address)
+    assert broken.exit_code == 1
+    assert broken.stdout == "Blå\n"
+    assert broken.stderr.startswith("paceline: ")
     gone = run("info", "-a", "127.0.0.1:1")
     assert gone.exit_code == 3
     assert "127.0.0.1:1" in gone.stderr
