@@ -31,6 +31,7 @@ from cluster.topology import (
     with_free_ports,
 )
 from paceline.config import PacelineConfig
+from paceline.model_store import resolve_model_dir
 from paceline.v1 import router_pb2, router_pb2_grpc
 
 FACTORIES = {
@@ -132,6 +133,7 @@ def running_cluster(config: PacelineConfig, *, progress: Progress | None = None)
     say = progress or (lambda _text: None)
     local = not config.cluster.ray_address
     if local:
+        _find_models(config, say)
         config = with_free_ports(config)
     with contextlib.ExitStack() as stack:
         log_dir = stack.enter_context(work_directory()) if local else None
@@ -153,6 +155,14 @@ def running_cluster(config: PacelineConfig, *, progress: Progress | None = None)
         wait_serving(cluster.tiers, timeout_s=deadline - time.monotonic(), progress=say)
         _await_drafters(cluster, set(config.draft.drafters), say)
         yield cluster
+
+
+def _find_models(config: PacelineConfig, say: Progress) -> None:
+    """Before anything is started: a model that is not there is a ConfigError, a hub model is fetched here and now."""
+    wanted = [config.model, *(one.model for one in config.draft.drafters.values() if one.model is not None)]
+    for name in {model.name: None for model in wanted}:
+        say(f"model {name}")
+        resolve_model_dir(name)
 
 
 def _plan(config: PacelineConfig) -> tuple[Replica, ...]:
