@@ -1,7 +1,8 @@
 """From logits to tokens: pure functions of (logits, parameters, seed, position), used alike by verify and by draft.
 
 ``choose`` draws by the coupled law of DESIGN section 4, ``processed_logprobs`` gives the distribution it draws from,
-``gumbel`` the noise. Nothing here keeps state or touches a generator.
+``gumbel`` the noise. The meaning and order of the parameters stand in ``processors``. Nothing here keeps state or touches a
+generator.
 """
 
 from paceline.sampling.coupled import choose, top2_gap
