@@ -1,0 +1,7 @@
+"""``python -m router --config topology.toml``."""
+
+from paceline.serving.main import run_tier
+from router.service import create_server
+
+if __name__ == "__main__":
+    run_tier("paceline router", create_server)

@@ -1,0 +1,102 @@
+"""The decision how to decode one request, and its reason: a wish of the request wins, else a table by type of task.
+
+The output depends on none of this (I1), only the speed does. Speculation is planned where outputs copy from their
+prompts, because prompt lookup guesses well there; everywhere else plain decoding is never worse.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.config import PlanRule
+from paceline.errors import ConfigError
+from paceline.types import Mode, Plan
+from router.task_type import UNSURE
+
+DEFAULT = "default"
+MIN_SPECULATIVE_TOKENS = 20
+"""Below so many output tokens the start of speculation does not pay itself back."""
+DEFAULT_K = 4
+
+_PLAIN = PlanRule(mode="plain")
+_TABLE: dict[str, PlanRule] = {
+    "code": PlanRule(mode="speculative", k=6, reason="table: code repeats names and idioms of its prompt"),
+    "extraction": PlanRule(mode="speculative", k=8, reason="table: extraction copies from its prompt"),
+    "rag": PlanRule(mode="speculative", k=6, reason="table: rag quotes the passage it was given"),
+    "rewriting": PlanRule(mode="speculative", k=8, reason="table: rewriting keeps most of its prompt"),
+    "structured_output": PlanRule(
+        mode="speculative", k=6, reason="table: structured_output repeats keys of its prompt"
+    ),
+    "summarization": PlanRule(
+        mode="speculative", k=4, reason="table: summarization reuses phrases of its prompt"
+    ),
+    "classification": _PLAIN,
+    "chat": _PLAIN,
+    "creative_writing": _PLAIN,
+    "math_reasoning": _PLAIN,
+    "qa": _PLAIN,
+    "reasoning": _PLAIN,
+    "translation": _PLAIN,
+    DEFAULT: _PLAIN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingWish:
+    """What the request asks for; ``mode`` None leaves everything to the table."""
+
+    mode: Mode | None = None
+    drafter: str | None = None
+    k: int | None = None
+
+
+class PlanTable:
+    """The policy: the built-in table under the operator's rules."""
+
+    def __init__(self, rules: Mapping[str, PlanRule]) -> None:
+        """Raises ConfigError for a rule of an unknown type of task."""
+        unknown = sorted(set(rules) - set(_TABLE))
+        if unknown:
+            raise ConfigError(f"router.plans: unknown types of task {unknown}; known are {sorted(_TABLE)}")
+        self._rules = _TABLE | dict(rules)
+
+    def decide(
+        self, task_type: str, wish: DecodingWish, max_tokens: int, drafters: Mapping[str, bool]
+    ) -> Plan:
+        """The plan. ``drafters`` says which are known and whether each is available now."""
+        if wish.mode is Mode.PLAIN:
+            return Plan.plain("plain: asked for by the request")
+        rule = self._rules[task_type if task_type != UNSURE else DEFAULT]
+        if wish.mode is Mode.SPECULATIVE:
+            return self._as_wished(rule, wish, drafters)
+        reason = rule.reason or (
+            f"table: {DEFAULT}, type of task unsure" if task_type == UNSURE else f"table: {task_type}"
+        )
+        if rule.mode == "plain":
+            return Plan.plain(reason)
+        if max_tokens < MIN_SPECULATIVE_TOKENS:
+            return Plan.plain(
+                f"plain: at most {max_tokens} output tokens, under {MIN_SPECULATIVE_TOKENS} speculation does not pay"
+            )
+        if not drafters.get(rule.drafter):
+            state = "not available now" if rule.drafter in drafters else "not known to the verify tier"
+            return Plan.plain(f"plain: drafter {rule.drafter!r} is {state} ({reason})")
+        return Plan.speculative(rule.drafter, rule.k, reason)
+
+    def _as_wished(self, rule: PlanRule, wish: DecodingWish, drafters: Mapping[str, bool]) -> Plan:
+        drafter = wish.drafter or _best_drafter(rule.drafter, drafters)
+        if drafter is None:
+            return Plan.plain(
+                "plain: speculative was asked for by the request, but the verify tier knows no drafter"
+            )
+        k = wish.k or (rule.k if rule.mode == "speculative" else DEFAULT_K)
+        reason = "speculative: asked for by the request"
+        if not drafters.get(drafter):
+            # The verify tier goes on plainly and takes the drafter up when it is back.
+            reason += f"; drafter {drafter!r} is not available now, so rounds are plain until it is"
+        return Plan.speculative(drafter, k, reason)
+
+
+def _best_drafter(preferred: str, drafters: Mapping[str, bool]) -> str | None:
+    """The preferred one if it is there, else any that is there, else any that is known."""
+    ranked = sorted(drafters, key=lambda name: (not drafters[name], name != preferred, name))
+    return ranked[0] if ranked else None

@@ -1,0 +1,120 @@
+"""What one request cost: its rounds, their sums, and where its time went, over all replicas that decoded it."""
+
+from dataclasses import fields, replace
+
+from paceline.types import RoundRecord, SpeculativeStats, Timings
+
+
+def cut_round(record: RoundRecord, delivered: int) -> RoundRecord:
+    """``record`` when only the first ``delivered`` of its committed tokens belong to the output.
+
+    A round commits its accepted draft tokens first, then the target's own. Accepted ones behind the cut are ``ignored``
+    (I6): they agreed with the target, and nobody got them.
+    """
+    if delivered >= record.committed:
+        return record
+    accepted = min(record.accepted, delivered)
+    ignored = record.ignored + record.accepted - accepted
+    return replace(record, accepted=accepted, ignored=ignored, committed=delivered)
+
+
+class _Attempt:
+    """Times of one Decode call as the router saw them; only used where the verify tier could not report its own."""
+
+    __slots__ = ("admitted_at", "first_run_at", "last_run_at", "queue_s", "rounds")
+
+    def __init__(self, queue_s: float, now: float) -> None:
+        self.queue_s = queue_s
+        self.admitted_at = now
+        self.first_run_at: float | None = None
+        self.last_run_at: float | None = None
+        self.rounds = Timings()
+
+    def timings(self) -> Timings:
+        if self.first_run_at is None or self.last_run_at is None:
+            return Timings(queue_s=self.queue_s)
+        rounds = self.rounds
+        # The rounds tile the time from the first token to the last; what the network did to the arrivals must not
+        # make the whole smaller than its parts.
+        parts_s = rounds.draft_s + rounds.network_s + rounds.wait_s + rounds.verify_s
+        return replace(
+            rounds,
+            queue_s=self.queue_s,
+            prefill_s=self.first_run_at - self.admitted_at,
+            decode_s=max(self.last_run_at - self.first_run_at, parts_s),
+        )
+
+
+class Tally:
+    """Sums of one request. Owned by it; ``now`` is monotonic time in seconds."""
+
+    def __init__(self, arrived_at: float, *, keep_rounds: int) -> None:
+        self.stats = SpeculativeStats()
+        self.rounds: list[RoundRecord] = []
+        """The first ``keep_rounds`` rounds."""
+        self._arrived_at = arrived_at
+        self._keep_rounds = keep_rounds
+        self._first_token_at: float | None = None
+        self._done = Timings()  # attempts that are over
+        self._attempt: _Attempt | None = None
+
+    @property
+    def rounds_elided(self) -> int:
+        """Rounds that are not in ``rounds``."""
+        return self.stats.num_rounds - len(self.rounds)
+
+    def admitted(self, queue_s: float, now: float) -> None:
+        """A replica took the request, for the first time or to go on with it."""
+        self._end_attempt()
+        self._attempt = _Attempt(queue_s, now)
+
+    def run(self, record: RoundRecord | None, delivered: int, now: float) -> int | None:
+        """A run arrived, of which ``delivered`` tokens are output; gives the round's index within the request.
+
+        ``record`` is None for the token of a prefill. A replica that takes over counts its rounds from 0 again.
+        """
+        if self._first_token_at is None:
+            self._first_token_at = now
+        if self._attempt is not None:
+            if self._attempt.first_run_at is None:
+                self._attempt.first_run_at = now
+            self._attempt.last_run_at = now
+        if record is None:
+            return None
+        record = cut_round(replace(record, index=self.stats.num_rounds), delivered)
+        self.stats = self.stats.plus(record)
+        if len(self.rounds) < self._keep_rounds:
+            self.rounds.append(record)
+        if self._attempt is not None:
+            self._attempt.rounds = _plus(self._attempt.rounds, _parts(record))
+        return record.index
+
+    def finished(self, timings: Timings) -> None:
+        """The replica's own account of the Decode call that just ended."""
+        self._attempt = None
+        self._done = _plus(self._done, timings)
+
+    def timings(self, now: float) -> Timings:
+        """Where the time went up to ``now``, the router's own two times included."""
+        known = _plus(self._done, self._attempt.timings()) if self._attempt else self._done
+        first = self._first_token_at
+        return replace(
+            known,
+            time_to_first_token_s=first - self._arrived_at if first is not None else 0.0,
+            total_s=now - self._arrived_at,
+        )
+
+    def _end_attempt(self) -> None:
+        if self._attempt is not None:
+            self._done = _plus(self._done, self._attempt.timings())
+            self._attempt = None
+
+
+def _plus(a: Timings, b: Timings) -> Timings:
+    return Timings(**{f.name: getattr(a, f.name) + getattr(b, f.name) for f in fields(Timings)})
+
+
+def _parts(record: RoundRecord) -> Timings:
+    return Timings(
+        draft_s=record.draft_s, network_s=record.network_s, wait_s=record.wait_s, verify_s=record.verify_s
+    )

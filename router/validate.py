@@ -1,0 +1,267 @@
+"""What is wrong with a request: every wrong field at once, with its path, its value and what would be right.
+
+Choices a serving engineer would look for here:
+- ``max_tokens`` beyond what the context leaves is refused, as vLLM refuses it: cutting it would end the output early
+  without a word. Only an absent one is cut to what is left.
+- A field or enum value that this version does not know is refused: ignoring it would answer another question than asked.
+- ``drafter`` and ``k`` need ``mode`` speculative: under automatic they would be a wish that may be overruled silently.
+- A prompt that cannot fit whatever its tokens are is refused by its size, before it is tokenised.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from paceline.errors import FieldViolation
+from paceline.v1 import common_pb2, router_pb2
+from router.task_type import TASK_TYPES
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_REQUEST_ID_CHARACTERS = 128
+MAX_K = 64
+ROLES = ("system", "user", "assistant")
+
+_SHOWN_PER_LIST = 4  # wrong elements of one list that are named
+_SHOWN_CHARACTERS = 40
+
+Violations = Iterator[FieldViolation]
+
+
+def field_violations(
+    request: router_pb2.GenerateRequest,
+    *,
+    vocab_size: int,
+    max_context: int,
+    longest_token_bytes: int,
+    drafters: Mapping[str, Any],
+) -> list[FieldViolation]:
+    """Everything that can be said without tokenising; ``drafters`` are the known names."""
+    return [
+        *unknown_field_violations(request),
+        *_input(request, vocab_size, max_context, longest_token_bytes),
+        *_sampling(request.sampling, vocab_size),
+        *_limits(request, vocab_size),
+        *_decoding(request.decoding, drafters),
+        *_names(request),
+    ]
+
+
+def budget(
+    request: router_pb2.GenerateRequest, prompt_tokens: int, *, max_context: int, default_max_tokens: int
+) -> tuple[int, list[FieldViolation]]:
+    """max_tokens in force, and what is wrong with the prompt's length or the number asked for."""
+    left = max_context - prompt_tokens
+    if left < 1:
+        return 0, [
+            FieldViolation(
+                _input_path(request),
+                f"{prompt_tokens} tokens; the context holds {max_context}, one of them for output: at most {max_context - 1}",
+            )
+        ]
+    if not request.HasField("max_tokens"):
+        return min(default_max_tokens, left), []
+    if request.max_tokens > left:
+        return 0, [
+            FieldViolation(
+                "max_tokens",
+                f"{request.max_tokens}; {prompt_tokens} prompt tokens leave {left} of a context of {max_context}",
+            )
+        ]
+    return request.max_tokens, []
+
+
+def concerns_input(violation: FieldViolation) -> bool:
+    """Whether it speaks of the prompt, which then cannot be tokenised."""
+    return violation.field.split(".")[0] in {"input", "text", "chat", "tokens"}
+
+
+def unknown_field_violations(message: Message, path: str = "") -> Violations:
+    """Fields that a newer client may have meant something by, here and in the messages below."""
+    unknown = UnknownFieldSet(message)
+    numbers = sorted({unknown[i].field_number for i in range(len(unknown))})
+    if numbers:
+        shown = ", ".join(map(str, numbers[:8]))
+        yield FieldViolation(
+            path or "request",
+            f"field number {shown}: not known to this version; leave it out or ask a newer server",
+        )
+    for field, value in message.ListFields():
+        if field.type != field.TYPE_MESSAGE or (
+            field.message_type is not None and field.message_type.GetOptions().map_entry
+        ):
+            continue
+        name = f"{path}.{field.name}" if path else field.name
+        if field.is_repeated:
+            for index, element in enumerate(value):
+                yield from unknown_field_violations(element, f"{name}[{index}]")
+        else:
+            yield from unknown_field_violations(value, name)
+
+
+def _input_path(request: router_pb2.GenerateRequest) -> str:
+    return {"text": "text", "chat": "chat.messages", "tokens": "tokens.ids"}.get(
+        request.WhichOneof("input") or "", "input"
+    )
+
+
+def _input(
+    request: router_pb2.GenerateRequest, vocab_size: int, max_context: int, longest_token_bytes: int
+) -> Violations:
+    form = request.WhichOneof("input")
+    path = _input_path(request)
+    size = 0
+    if form is None:
+        yield FieldViolation("input", "missing; give one of text, chat, tokens")
+    elif form == "text":
+        if not request.text:
+            yield FieldViolation(path, "empty; give at least one character")
+        size = len(request.text.encode())
+    elif form == "chat":
+        if not request.chat.messages:
+            yield FieldViolation(path, "empty; give at least one message")
+        yield from _some(_messages(request.chat), path)
+        size = sum(len(message.content.encode()) for message in request.chat.messages)
+    else:
+        ids = request.tokens.ids
+        if not ids:
+            yield FieldViolation(path, "empty; give at least one token id")
+        elif len(ids) >= max_context:
+            yield FieldViolation(
+                path, f"{len(ids)} ids; the context holds {max_context}: at most {max_context - 1}"
+            )
+        yield from _some(_token_ids(path, ids, vocab_size), path)
+    # No token stands for more bytes than the longest one: so many tokens are certain.
+    if size > longest_token_bytes * (max_context - 1):
+        yield FieldViolation(
+            path,
+            f"{size} bytes, which is over {size // longest_token_bytes} tokens; the context holds {max_context}: "
+            f"at most {max_context - 1}",
+        )
+
+
+def _messages(chat: router_pb2.ChatInput) -> Violations:
+    for index, message in enumerate(chat.messages):
+        if message.role not in ROLES:
+            yield FieldViolation(
+                f"chat.messages[{index}].role",
+                f"{_shown(message.role)}; expected {', '.join(ROLES[:-1])} or {ROLES[-1]}",
+            )
+        if not message.content:
+            yield FieldViolation(
+                f"chat.messages[{index}].content", "empty; give the text of the turn or leave it out"
+            )
+
+
+def _token_ids(path: str, ids: Any, vocab_size: int) -> Violations:
+    for index, token_id in enumerate(ids):
+        if token_id >= vocab_size:
+            yield FieldViolation(f"{path}[{index}]", f"{token_id}; the vocabulary ends at {vocab_size - 1}")
+
+
+_NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda v: v >= 0, ">= 0"),
+    "top_p": (lambda v: 0 < v <= 1, "in (0, 1]"),
+    "min_p": (lambda v: 0 <= v < 1, "in [0, 1)"),
+    "repetition_penalty": (lambda v: v > 0, "> 0"),
+    "presence_penalty": (lambda v: -2 <= v <= 2, "in [-2, 2]"),
+    "frequency_penalty": (lambda v: -2 <= v <= 2, "in [-2, 2]"),
+}
+
+
+def _sampling(params: common_pb2.SamplingParams, vocab_size: int) -> Violations:
+    for name, (fits, right) in _NUMBERS.items():
+        value = getattr(params, name)
+        if params.HasField(name) and not (math.isfinite(value) and fits(value)):  # type: ignore[arg-type]
+            yield FieldViolation(f"sampling.{name}", f"{value}; expected a number {right}")
+    yield from _some(_logit_bias(params.logit_bias, vocab_size), "sampling.logit_bias")
+
+
+def _logit_bias(logit_bias: Mapping[int, float], vocab_size: int) -> Violations:
+    for token_id, bias in sorted(logit_bias.items()):
+        path = f"sampling.logit_bias[{token_id}]"
+        if token_id >= vocab_size:
+            yield FieldViolation(path, f"no such token; the vocabulary ends at {vocab_size - 1}")
+        if not (math.isfinite(bias) and -100 <= bias <= 100):
+            yield FieldViolation(path, f"{bias}; expected a number in [-100, 100]")
+
+
+def _limits(request: router_pb2.GenerateRequest, vocab_size: int) -> Violations:
+    if request.HasField("max_tokens") and request.max_tokens < 1:
+        yield FieldViolation("max_tokens", f"{request.max_tokens}; expected at least 1")
+    if len(request.stop) > MAX_STOPS:
+        yield FieldViolation("stop", f"{len(request.stop)} strings; expected at most {MAX_STOPS}")
+    yield from _some(_stops(request.stop), "stop")
+    if len(request.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        yield FieldViolation(
+            "stop_token_ids", f"{len(request.stop_token_ids)} ids; expected at most {MAX_STOP_TOKEN_IDS}"
+        )
+    yield from _some(_token_ids("stop_token_ids", request.stop_token_ids, vocab_size), "stop_token_ids")
+
+
+def _stops(stops: Any) -> Violations:
+    for index, stop in enumerate(stops):
+        if not stop:
+            yield FieldViolation(f"stop[{index}]", "empty; expected at least one character")
+        elif len(stop) > MAX_STOP_CHARACTERS:
+            yield FieldViolation(
+                f"stop[{index}]", f"{len(stop)} characters; expected at most {MAX_STOP_CHARACTERS}"
+            )
+
+
+def _decoding(wish: router_pb2.DecodingOverride, drafters: Mapping[str, Any]) -> Violations:
+    if wish.mode not in common_pb2.DecodingMode.values():
+        yield FieldViolation(
+            "decoding.mode", f"{wish.mode}; expected one of {_enum_words(common_pb2.DecodingMode)}"
+        )
+    speculative = wish.mode == common_pb2.DECODING_MODE_SPECULATIVE
+    for name in ("drafter", "k"):
+        if wish.HasField(name) and not speculative:
+            yield FieldViolation(
+                f"decoding.{name}",
+                f"{_shown(getattr(wish, name))}; only with mode {common_pb2.DecodingMode.Name(common_pb2.DECODING_MODE_SPECULATIVE)}",
+            )
+    if wish.HasField("drafter") and wish.drafter not in drafters:
+        known = ", ".join(sorted(drafters)) or "none now"
+        yield FieldViolation("decoding.drafter", f"{_shown(wish.drafter)}; known drafters: {known}")
+    if wish.HasField("k") and not 1 <= wish.k <= MAX_K:
+        yield FieldViolation("decoding.k", f"{wish.k}; expected 1 to {MAX_K}")
+
+
+def _names(request: router_pb2.GenerateRequest) -> Violations:
+    if request.task_type and request.task_type not in TASK_TYPES:
+        yield FieldViolation(
+            "task_type", f"{_shown(request.task_type)}; expected one of {', '.join(TASK_TYPES)}"
+        )
+    if len(request.request_id) > MAX_REQUEST_ID_CHARACTERS:
+        yield FieldViolation(
+            "request_id",
+            f"{len(request.request_id)} characters; expected at most {MAX_REQUEST_ID_CHARACTERS}",
+        )
+    elif not request.request_id.isprintable():  # it stands in logs and traces
+        yield FieldViolation("request_id", f"{_shown(request.request_id)}; expected printable characters")
+
+
+def _some(violations: Violations, path: str) -> Violations:
+    """The first few violations of a list's elements, and how many more there are."""
+    more = 0
+    for index, violation in enumerate(violations):
+        if index < _SHOWN_PER_LIST:
+            yield violation
+        else:
+            more += 1
+    if more:
+        yield FieldViolation(path, f"{more} more elements are wrong")
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+def _enum_words(enum: Any) -> str:
+    return ", ".join(enum.keys())
