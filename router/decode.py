@@ -87,7 +87,7 @@ class ResumableDecode:
                         if isinstance(event, verify_pb2.DecodeFinished):
                             return
                 except grpc.aio.AioRpcError as error:
-                    failure = self._meaning(error)
+                    failure = self._meaning(error, replica)
                 except PeerLostError as error:
                     failure = error
                 finally:
@@ -150,15 +150,15 @@ class ResumableDecode:
                 )
         self._give_up_at = self._give_up_at or _now() + self._resume_s
 
-    def _meaning(self, error: grpc.aio.AioRpcError) -> PacelineError:
+    def _meaning(self, error: grpc.aio.AioRpcError, replica: Replica) -> PacelineError:
         code = error.code()
         if code is grpc.StatusCode.DEADLINE_EXCEEDED and self._time_remaining() is not None:
             return DeadlineError("the caller's deadline passed")
         meant = error_from_rpc(error)
         # A living server's INTERNAL carries its status; without one the transport made it up for a stream that broke.
         answered = any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
-        if isinstance(meant, EngineError) and not answered:
-            return PeerLostError(f"{code.name}: {error.details()}")
+        if isinstance(meant, PeerLostError) or (isinstance(meant, EngineError) and not answered):
+            return PeerLostError(f"verify replica {replica.address}: {code.name}: {error.details()}")
         return meant
 
 

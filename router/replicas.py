@@ -108,10 +108,12 @@ class Replicas:
         self._replicas = [Replica(address) for address in dict.fromkeys(endpoints)]
         self._changed = asyncio.Event()
         self._picks = 0
+        self._all_asked_at = 0.0
         self._watchers: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin to watch."""
+        self._all_asked_at = asyncio.get_running_loop().time() + PROBE_TIMEOUT_S
         self._watchers = [asyncio.create_task(self._watch(replica)) for replica in self._replicas]
 
     async def stop(self) -> None:
@@ -171,11 +173,9 @@ class Replicas:
         replica.look_now.set()
 
     async def _first_answers(self) -> None:
-        """Right after the start, give every replica the time of one question."""
-        if any(replica.usable for replica in self._replicas):
-            return
+        """Right after the start, give every replica the time of one question: the first to answer is not the best."""
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
+            async with asyncio.timeout_at(self._all_asked_at):
                 for replica in self._replicas:
                     await replica.asked.wait()
         except TimeoutError:

@@ -235,7 +235,8 @@ def _decoding(wish: router_pb2.DecodingOverride, drafters: Mapping[str, Any]) ->
 def _names(request: router_pb2.GenerateRequest) -> Violations:
     if request.task_type and request.task_type not in TASK_TYPES:
         yield FieldViolation(
-            "task_type", f"{_shown(request.task_type)}; expected one of {', '.join(TASK_TYPES)}"
+            "task_type",
+            f"{_shown(request.task_type)}; expected one of GetServerInfo's task_types, for example {TASK_TYPES[-2]}",
         )
     if len(request.request_id) > MAX_REQUEST_ID_CHARACTERS:
         yield FieldViolation(
