@@ -325,8 +325,10 @@ def _is_serving(channel: grpc.Channel) -> bool:
 
 def _failure(tier: Tier, reason: str) -> str:
     text = f"{tier.replica.name} ({tier.address}): {reason}"
-    tail = _tail(tier.log_path, LOG_TAIL_LINES)
-    return f"{text}\n  last lines of {tier.log_path}:\n{_indent(tail)}" if tail else text
+    if tier.log_path is None:
+        return text
+    tail = _tail(tier.log_path, LOG_TAIL_LINES) or "nothing yet"
+    return f"{text}\n  last lines of {tier.log_path}:\n{_indent(tail)}"
 
 
 def _tail(path: Path | None, lines: int) -> str:
