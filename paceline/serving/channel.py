@@ -12,9 +12,11 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", -1),
-    # A peer whose machine is gone says nothing: ask every 10 s while a call is open, give up after 5.
+    # A peer whose machine is gone says nothing: ask every 10 s while a call is open, give up after 10 (the
+    # second limit defaults to 60 s and covers every ping). A process that only holds its interpreter still answers.
     ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     # A tier that came back is to be used again soon; the default backoff grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),

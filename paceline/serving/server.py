@@ -25,6 +25,7 @@ _OPTIONS = (
     # Find out about clients whose machine is gone, so that their memory comes back.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     # Let our own clients ask as often as they do (channel.py); the default answers with a hang-up.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),

@@ -141,3 +141,17 @@ async def test_a_signal_while_a_tier_is_still_loading_ends_it_at_once():
         code, _, err = await end(process, 5)
     assert code == 0
     assert "Traceback" not in err
+
+
+async def test_a_tier_that_hangs_is_noticed_by_its_callers():
+    """A stopped process keeps its sockets open and says nothing: its streams fail within 25 s, not after minutes."""
+    async with tier("--set", "router.server.port=0") as process:
+        address = (await line_with(process, "listening on ")).removeprefix("listening on ")
+        async with open_channel(address) as channel:
+            call = generate(channel, 300)
+            await call.read()
+            process.send_signal(signal.SIGSTOP)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async with asyncio.timeout(25):
+                    await call.read()
+        assert isinstance(error_from_rpc(caught.value), PeerLostError)
