@@ -59,9 +59,9 @@ TASKS = (
     ),
     Task(
         "rewrite",
-        "Rewrite the text and change every date from 2023 to 2024. Keep everything else as it is.\n\n"
-        "The workshop opens on 4 March 2023 and closes on 9 March 2023. Registration for the workshop ends on "
-        "20 February 2023. The fee for the workshop is 40 euros.",
+        "Fix the spelling mistakes in the text. Change nothing else.\n\n"
+        "Text: The workshop opens on 4 March and closses on 9 March. Registration for the workshop ends on "
+        "20 February. The fee for the workshop is 40 euros and includes lunch on both days.",
     ),
     Task(
         "question answering",
@@ -72,14 +72,16 @@ TASKS = (
     ),
     Task(
         "code",
-        "Add a docstring to this Python function and repeat the whole function.\n\n"
+        "Rename the function to rolling_mean. Give the complete code.\n\n"
+        "```python\n"
         "def moving_average(values, window):\n"
         "    total = sum(values[:window])\n"
         "    averages = [total / window]\n"
         "    for index in range(window, len(values)):\n"
         "        total += values[index] - values[index - window]\n"
         "        averages.append(total / window)\n"
-        "    return averages\n",
+        "    return averages\n"
+        "```",
     ),
     Task(
         "creative writing",
@@ -163,12 +165,14 @@ async def _show(address: str, console: Console, progress: Progress, max_tokens: 
 async def _compare(client: Client, task: Task, console: Console, max_tokens: int) -> Comparison:
     console.print()
     console.rule(task.title, align="left", characters="-")
-    plain = await _decode(client, task.prompt, max_tokens, mode=Mode.PLAIN, console=console, label="plain")
-    automatic = await _decode(client, task.prompt, max_tokens, console=console, label="automatic")
+    plain = await _decode(
+        client, task.prompt, max_tokens, mode=Mode.PLAIN, console=console, label="asked for:"
+    )
+    automatic = await _decode(client, task.prompt, max_tokens, console=console, label="automatic:")
     speculative = automatic
     if automatic.finished.plan.mode is Mode.PLAIN:
         speculative = await _decode(
-            client, task.prompt, max_tokens, mode=Mode.SPECULATIVE, console=console, label="speculative"
+            client, task.prompt, max_tokens, mode=Mode.SPECULATIVE, console=console, label="asked for:"
         )
     return Comparison(task, plain, automatic, speculative)
 
@@ -200,9 +204,9 @@ async def _decode(
             case Started():
                 started = event
                 if console:
-                    console.print(
-                        f"[bold]{label}[/bold] [dim]{escape(f'{plan_in_words(event.plan)}: {event.plan.reason}')}[/dim]"
-                    )
+                    reason = f" ({event.plan.reason})" if mode is None else ""
+                    decision = escape(plan_in_words(event.plan) + reason)
+                    console.print(f"[bold]{label}[/bold] [dim]{decision}[/dim]")
             case Chunk():
                 token_ids += event.token_ids
                 if console:

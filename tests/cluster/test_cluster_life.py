@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.launch import Cluster, LaunchError, running_cluster
-from paceline.client import Chunk, Client, Finished, generate_request
+from paceline.client import Chunk, Client, Finished, Started, generate_request
 from paceline.config import PacelineConfig, load_config
+from paceline.testing.collector import OtlpCollector
 from paceline.testing.tiny_models import tiny_pair
 from paceline.types import Mode
 
@@ -30,6 +31,11 @@ class Stack:
     def __init__(self, directory: Path) -> None:
         self.target, self.draft = tiny_pair(directory)
         self.exit = contextlib.ExitStack()
+        self.collector = OtlpCollector()
+        asyncio.run(self.collector.__aenter__())
+        self.exit.callback(lambda: asyncio.run(self.collector.__aexit__(None, None, None)))
+        environment = self.exit.enter_context(pytest.MonkeyPatch.context())
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", self.collector.endpoint)
         self.cluster: Cluster = self.exit.enter_context(running_cluster(self.config()))
 
     def config(self, *overrides: str) -> PacelineConfig:
@@ -92,6 +98,21 @@ async def test_every_tier_is_a_process_of_its_own_and_answers(stack):
         speculative, finished = await answer(client, Mode.SPECULATIVE, 64)
     assert speculative == plain
     assert finished.speculative.num_spec_steps > 0
+
+
+async def test_the_traces_of_all_tiers_go_where_the_environment_says(stack):
+    """OTEL_EXPORTER_OTLP_ENDPOINT of the launching process reaches every tier: one trace, three services."""
+    async with Client(stack.cluster.router_address) as client:
+        events = [event async for event in client.generate(request(Mode.SPECULATIVE, 32))]
+    started = events[0]
+    assert isinstance(started, Started)
+    await stack.collector.wait_for(
+        lambda spans: (
+            {span["service"] for span in spans if span["trace_id"] == started.trace_id}
+            == {"paceline-router", "paceline-verify", "paceline-draft"}
+        ),
+        timeout_s=20,
+    )
 
 
 async def test_a_killed_draft_costs_no_token_and_comes_back(stack):
