@@ -80,6 +80,9 @@ def up(
         from cluster.launch import running_cluster
         from paceline.config import load_config
 
+        signal.signal(
+            signal.SIGTERM, signal.default_int_handler
+        )  # while starting, like Ctrl-C: take all down again
         started = time.monotonic()
         with running_cluster(load_config(config, overrides or ()), progress=_note) as cluster:
             typer.echo(
