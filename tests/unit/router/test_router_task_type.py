@@ -1,0 +1,65 @@
+"""The first classifier: hints in words and shapes, quick whatever the prompt."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.task_type import TASK_TYPES, UNSURE, classify
+
+EXAMPLES = {
+    "summarization": "Please summarize the following article in two sentences:\n\nThe council met on Monday.",
+    "translation": "Translate this sentence to German: The weather is nice.",
+    "rewriting": "Rewrite the following so that it is more formal:\nhey, can u send the doc",
+    "extraction": "Extract all named entities from the text: Ada Lovelace met Charles Babbage in London.",
+    "classification": "Classify the intent of this customer message: my card has not arrived",
+    "creative_writing": "Write a short story about a lighthouse keeper.",
+    "code": "Write a python function to reverse a linked list.",
+    "math_reasoning": "A shop sells pens at $3 each. How much do 12 pens cost in total?",
+    "structured_output": 'Return a JSON object that conforms to this JSON schema: {"type": "object"}',
+    "rag": "Answer the question based on the following context.\nContext: The bridge opened in 1932.\nQuestion: When?",
+    "qa": "who wrote the odyssey",
+    "reasoning": "What if the moon were twice as close? Think step by step.",
+    "chat": "User: hello there\nAssistant: Hi!\nUser: tell me more",
+}
+
+
+@pytest.mark.parametrize("task_type", TASK_TYPES)
+def test_plain_instructions_are_understood(task_type: str) -> None:
+    """One for each type."""
+    assert classify(EXAMPLES[task_type]) == task_type
+
+
+def test_the_instruction_may_stand_behind_the_material() -> None:
+    """Both ends of a long prompt are read."""
+    material = "The council met on Monday and talked about the bridge. " * 400
+    assert classify(material + "\n\nSummarize the text above.") == "summarization"
+    assert classify("Summarize this text:\n" + material) == "summarization"
+
+
+def test_no_cue_is_no_answer() -> None:
+    """Unsure is said, not guessed."""
+    assert classify("lorem ipsum dolor sit amet") == UNSURE
+    assert classify("") == UNSURE
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=300))
+def test_any_text_gets_one_of_the_known_answers(prompt: str) -> None:
+    """No text breaks it."""
+    assert classify(prompt) in {*TASK_TYPES, UNSURE}
+
+
+@pytest.mark.parametrize("unit", ["\n- ", "A) ", "\n", " ", "```", "def x(", "a\nb\n", "User: \n", "1 + 1 "])
+def test_no_text_makes_it_slow(unit: str) -> None:
+    """A megabyte of whatever its patterns look for: the best of five runs stays in milliseconds."""
+    prompt = unit * (1_000_000 // len(unit))
+    best = min(_seconds(prompt) for _ in range(5))
+    assert best < 0.02
+
+
+def _seconds(prompt: str) -> float:
+    started = time.perf_counter()
+    classify(prompt)
+    return time.perf_counter() - started
