@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import threading
-import time
 
 import grpc
 import pytest
@@ -417,26 +415,6 @@ async def health(address, until_status):
             if reply.status == until_status:
                 return reply.status
     return None
-
-
-async def test_a_quick_drafter_does_not_wait_behind_a_slow_one(start):
-    """Prompt lookup answers within milliseconds while a model is at its batch."""
-    entered = threading.Event()
-
-    def slow_script(request):
-        entered.set()
-        time.sleep(0.5)
-        return [1]
-
-    slow = ScriptedDrafter(slow_script, name="slow", slow=True)
-    _, peer = await start(slow, NgramDrafter("ngram", min_match=2, max_match=8))
-    verify = peer()
-    await verify.hello()
-    await verify.send(opening(1, drafter="slow"), opening(2, [5, 6, 9, 5, 6], drafter="ngram"))
-    first, second = await verify.answers(2)
-    assert (first.sequence_id, second.sequence_id) == (2, 1)
-    assert first.residence_s < 0.25
-    assert second.draft_s >= 0.5
 
 
 async def test_a_peer_that_does_not_read(start, monkeypatch):
