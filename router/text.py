@@ -35,6 +35,8 @@ class StopScanner:
 
     def feed(self, text: str) -> tuple[str, str | None]:
         """The text that may be shown now, and the stop string that ended it, if one did."""
+        if len(self._next) == 1:  # no stop string, nothing to look for
+            return text, None
         buffer = self._held + text
         for end in range(len(self._held) + 1, len(buffer) + 1):
             self._state = self._step(self._state, buffer[end - 1])
