@@ -6,7 +6,7 @@ from evaluation.workload import Prompt
 from paceline.config import ModelConfig
 from paceline.engine import Runner, Segment, load_runner
 from paceline.model_store import resolve_model_dir
-from paceline.sampling import TokenRow, gumbel, processed_logprobs, top2_gap
+from paceline.sampling import Domain, TokenRow, gumbel, processed_logprobs, top2_gap
 from paceline.tokenizer import Tokenizer
 from paceline.types import SamplingParams
 
@@ -32,5 +32,5 @@ def choice_gap(model: str, prompt: Prompt, output: tuple[int, ...], temperature:
         return float(top2_gap(logits)[0])
     params = SamplingParams(temperature=temperature, seed=int(prompt.id))
     scores = processed_logprobs(logits, [TokenRow(params, len(ids), prompt_ids, output)])
-    noise = gumbel(params.seed, len(ids), "target", logits.shape[-1], logits.device)
+    noise = gumbel(params.seed, len(ids), Domain.COUPLED, logits.shape[-1], logits.device)
     return float(top2_gap(scores + noise)[0])

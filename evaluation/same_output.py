@@ -17,7 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from evaluation.workload import Prompt, load_spec_bench
@@ -55,6 +55,24 @@ class Divergence:
     plain_token: int | None
     token: int | None
     gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: a setting over all prompts."""
+
+    temperature: float
+    drafter: str
+    k: int
+    requests: int
+    equal: int
+    tokens: int
+    rounds: int
+    spec_rounds: int
+    drafted: int
+    accepted: int
+    late: int
+    seconds: float
 
 
 async def decode(client: Client, prompt: Prompt, setting: Setting, max_tokens: int) -> Answer:
@@ -107,7 +125,7 @@ async def compare(args: argparse.Namespace) -> int:
     """Run everything, print the table, return the exit status."""
     prompts = load_spec_bench(args.prompts, args.per_category)
     divergences: list[Divergence] = []
-    rows = []
+    rows: list[Row] = []
     async with Client(args.address) as client:
         info = await client.server_info()
         print(
@@ -139,46 +157,40 @@ async def compare(args: argparse.Namespace) -> int:
     bad = [d for d in divergences if not d.gap < GAP_BOUND]
     result = {
         "benchmark": "same_output",
-        "requests": sum(row["requests"] for row in rows),
-        "equal": sum(row["equal"] for row in rows),
+        "requests": sum(row.requests for row in rows),
+        "equal": sum(row.equal for row in rows),
         "divergences": len(divergences),
         "divergences_above_gap": len(bad),
         "bar": {"divergences_above_gap": 0},
-        "rows": rows,
+        "rows": [asdict(row) for row in rows],
     }
     print("RESULT " + json.dumps(result))
     return 1 if bad else 0
 
 
-def _row(
-    setting: Setting, answers: Sequence[Answer], differing: int, seconds: float
-) -> dict[str, float | str | int]:
-    drafted = sum(a.stats.num_draft_tokens for a in answers)
-    accepted = sum(a.stats.num_accepted_draft_tokens for a in answers)
-    spec_steps = sum(a.stats.num_spec_steps for a in answers)
-    return {
-        "temperature": setting.temperature,
-        "drafter": setting.drafter,
-        "k": setting.k,
-        "requests": len(answers),
-        "equal": len(answers) - differing,
-        "rounds": sum(a.stats.num_rounds for a in answers),
-        "spec_rounds": spec_steps,
-        "drafted": drafted,
-        "accepted": accepted,
-        "late": sum(a.stats.num_late_rounds for a in answers),
-        "tokens": sum(len(a.token_ids) for a in answers),
-        "seconds": round(seconds, 1),
-    }
+def _row(setting: Setting, answers: Sequence[Answer], differing: int, seconds: float) -> Row:
+    return Row(
+        temperature=setting.temperature,
+        drafter=setting.drafter,
+        k=setting.k,
+        requests=len(answers),
+        equal=len(answers) - differing,
+        tokens=sum(len(a.token_ids) for a in answers),
+        rounds=sum(a.stats.num_rounds for a in answers),
+        spec_rounds=sum(a.stats.num_spec_steps for a in answers),
+        drafted=sum(a.stats.num_draft_tokens for a in answers),
+        accepted=sum(a.stats.num_accepted_draft_tokens for a in answers),
+        late=sum(a.stats.num_late_rounds for a in answers),
+        seconds=round(seconds, 1),
+    )
 
 
-def _line(row: dict[str, float | str | int]) -> str:
-    drafted = int(row["drafted"])
-    rate = f"{int(row['accepted']) / drafted:.3f}" if drafted else "-"
+def _line(row: Row) -> str:
+    rate = f"{row.accepted / row.drafted:.3f}" if row.drafted else "-"
     return (
-        f"T={row['temperature']} {row['drafter']:>8} k={row['k']}: {row['equal']}/{row['requests']} equal, "
-        f"{row['tokens']} tokens in {row['rounds']} rounds, drafted {drafted}, acceptance {rate}, "
-        f"late {row['late']}, {row['seconds']} s"
+        f"T={row.temperature} {row.drafter:>8} k={row.k}: {row.equal}/{row.requests} equal, "
+        f"{row.tokens} tokens in {row.rounds} rounds, drafted {row.drafted}, acceptance {rate}, "
+        f"late {row.late}, {row.seconds} s"
     )
 
 
@@ -187,8 +199,6 @@ def _at(ids: Sequence[int], index: int) -> int | None:
 
 
 def _with_gap(divergence: Divergence, plain: Answer, model: str) -> Divergence:
-    from dataclasses import replace
-
     from evaluation.gap import choice_gap
 
     gap = choice_gap(

@@ -203,9 +203,10 @@ class Engine:
             self._scheduler.remove(sequence)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        log.error("sequence failed", exc_info=error, extra={"request_id": sequence.spec.request_id})
         if not isinstance(error, PacelineError):
-            error = EngineError(f"the step failed: {type(error).__name__}")
+            failure = EngineError(f"the step failed: {type(error).__name__}")
+            failure.__cause__ = error  # the server's log shows it, the client sees the message above
+            error = failure
         self._events.append((sequence, Failed(error)))
         self._end(sequence)
 
