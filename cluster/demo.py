@@ -59,7 +59,7 @@ TASKS = (
     ),
     Task(
         "rewrite",
-        "Fix the spelling mistakes in the text. Change nothing else.\n\n"
+        "Rewrite the text without spelling mistakes. Change nothing else.\n\n"
         "Text: The workshop opens on 4 March and closses on 9 March. Registration for the workshop ends on "
         "20 February. The fee for the workshop is 40 euros and includes lunch on both days.",
     ),
