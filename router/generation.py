@@ -14,7 +14,7 @@ from paceline.errors import PacelineError
 from paceline.serving.status import status_from_error
 from paceline.telemetry import names
 from paceline.telemetry.context import bind_trace, extract, inject
-from paceline.types import FinishReason, Mode, Plan
+from paceline.types import FinishReason, Mode, Plan, Timings
 from paceline.v1 import router_pb2, verify_pb2
 from router.accept import Accepted, RouterParts, accept
 from router.decode import DeadlineError, Event, ResumableDecode
@@ -44,17 +44,20 @@ class Generation:
         self._accepted: Accepted | None = None
         self._decode: ResumableDecode | None = None
         self._delivered = 0
+        self._closed = False
 
     async def run(self) -> None:
         """Stream the answer. Raises the typed error that is the answer instead."""
         if self._trace is not None:
             bind_trace(self._trace)
-        outcome = Outcome("INTERNAL", error="INTERNAL")
+        outcome = Outcome.failed("INTERNAL")
         try:
             accepted = await self._accept()
             reason, matched_stop = await self._stream(accepted)
-            await self._context.write(self._finished(accepted, reason, matched_stop))
-            outcome = Outcome(reason.value)
+            # Before the last write: whoever has read it finds the request remembered, and a client that hangs up on
+            # reading it has been answered all the same.
+            timings = self._close(Outcome(reason.value))
+            await self._context.write(self._finished(accepted, reason, matched_stop, timings))
         except DeadlineError as error:
             outcome = Outcome.failed("DEADLINE_EXCEEDED")
             await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
@@ -66,7 +69,8 @@ class Generation:
             outcome = Outcome.failed(self._why_cancelled())
             raise
         finally:
-            self._remember(outcome)
+            if not self._closed:
+                self._close(outcome)
 
     async def _accept(self) -> Accepted:
         parts = self._parts
@@ -174,14 +178,14 @@ class Generation:
         )
 
     def _finished(
-        self, accepted: Accepted, reason: FinishReason, matched_stop: str | None
+        self, accepted: Accepted, reason: FinishReason, matched_stop: str | None, timings: Timings
     ) -> router_pb2.GenerateResponse:
         return router_pb2.GenerateResponse(
             finished=router_pb2.GenerateFinished(
                 finish_reason=codec.finish_to_pb(reason),
                 matched_stop=matched_stop,
                 usage=self._usage(accepted),
-                timings=codec.timings_to_pb(self._tally.timings(time.monotonic())),
+                timings=codec.timings_to_pb(timings),
                 speculative=codec.stats_to_pb(self._tally.stats),
                 plan=codec.plan_to_pb(self._carried_out(accepted.plan)),
                 numerics=accepted.facts.info.numerics,
@@ -207,8 +211,9 @@ class Generation:
         remaining = self._context.time_remaining()
         return "DEADLINE_EXCEEDED" if remaining is not None and remaining <= 0 else "CANCELLED"
 
-    def _remember(self, outcome: Outcome) -> None:
-        """Close the request's span, and keep its summary if it was ever accepted."""
+    def _close(self, outcome: Outcome) -> Timings:
+        """Record the request's span, and keep its summary if it was ever accepted; gives its times."""
+        self._closed = True
         now = time.monotonic()
         timings, stats = self._tally.timings(now), self._tally.stats
         accepted = self._accepted
@@ -245,6 +250,7 @@ class Generation:
                     rounds_elided=self._tally.rounds_elided,
                 )
             )
+        return timings
 
 
 def _chunk(

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from scripted_verify import Script, ask, pair, running_router, scripted_verify, tokenizer
 
-from paceline.client import Chunk, Client, generate_request
+from paceline.client import Chunk, Client, Finished, generate_request
 from paceline.errors import PeerLostError
 from paceline.serving.channel import open_channel
 from paceline.types import Mode
@@ -61,6 +61,20 @@ async def test_a_client_that_leaves_while_the_verify_tier_is_silent_is_noticed_t
         await until_idle(verify, within_s=2)
         (summary,) = await client.list_requests()
     assert summary.outcome == "CANCELLED"
+
+
+async def test_a_client_that_hangs_up_on_the_answer_was_answered() -> None:
+    """Not cancelled: it read the last message. The same numbers are remembered as were sent."""
+    async with pair(Script(output=IDS)) as (client, _):
+        for _ in range(10):
+            events = client.generate(generate_request(text="x", max_tokens=3))
+            async for event in events:
+                if isinstance(event, Finished):
+                    break
+            await events.aclose()
+            (summary,) = await client.list_requests(limit=1)
+            assert summary.outcome == "length"
+            assert summary.timings == event.timings
 
 
 async def test_the_callers_deadline_goes_on_to_the_verify_tier() -> None:
