@@ -13,22 +13,18 @@ compared in float64 on the host, with the host's logarithm. The float32 pass dec
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from paceline.sampling.noise import Domain, exponential, noise_bits, row_key, row_keys, token_bits
-from paceline.sampling.processors import (
-    SMALLEST_TEMPERATURE,
-    TokenRow,
-    kept_ids,
-    penalise,
-    refuse_bad_rows,
-)
-from paceline.sampling.scan import first_max, first_min, indices_at_most
+from paceline.sampling.noise import Domain, exponential, row_key, token_bits
+from paceline.sampling.processors import TokenRow, kept_ids, largest_logits, penalise
+from paceline.sampling.scan import Floats, Ids, indices_at_most, ratio_bounds, smallest, take
+from paceline.types import SamplingParams
 
 # float32 rounding of the bound: exponentials of scaled logits, down to e**-87, are right within 2e-5.
 _SLACK = 1.001
 
-# So many tokens are drawn among one by one: hashing one costs a microsecond in Python, the tensor way 100 at least.
+# So many tokens are drawn among one by one: hashing one costs a microsecond in plain Python.
 _FEW = 64
 
 
@@ -41,9 +37,7 @@ def choose(logits: torch.Tensor, rows: Sequence[TokenRow]) -> list[int]:
     if not rows:
         return []
     processed = [penalise(logits[index], row) for index, row in enumerate(rows)]
-    best = [first_max(row_logits[None])[0] for row_logits in processed]
-    top = torch.stack([row_logits[token] for row_logits, token in zip(processed, best, strict=True)]).tolist()
-    refuse_bad_rows(top)
+    best, top = largest_logits(processed)
     return [
         best[index] if row.params.greedy else _draw(processed[index], top[index], row)
         for index, row in enumerate(rows)
@@ -52,42 +46,37 @@ def choose(logits: torch.Tensor, rows: Sequence[TokenRow]) -> list[int]:
 
 def top2_gap(logits: torch.Tensor) -> torch.Tensor:
     """Largest logit less the second largest: [R] float32; how near a greedy choice was to another one."""
-    largest = torch.topk(logits, 2, dim=-1).values
-    return largest[:, 0] - largest[:, 1]
+    two = torch.topk(logits, 2, dim=-1).values
+    return two[:, 0] - two[:, 1]
 
 
 def _draw(logits: torch.Tensor, top: float, row: TokenRow) -> int:
     params = row.params
-    kept = kept_ids(logits, top, params)
     key = row_key(params.seed, row.position, Domain.COUPLED)
-    if kept is not None:
-        logits = logits[kept]
-    if len(logits) <= _FEW:
-        token_ids = range(len(logits)) if kept is None else kept.tolist()
-        bits = [token_bits(key, token) for token in token_ids]
+    kept = kept_ids(logits, top, params)
+    if kept is None:
+        token_ids = (
+            np.arange(len(logits)) if len(logits) <= _FEW else _contenders(logits, top, params, key, None)
+        )
+        values = take(logits, token_ids)
     else:
-        contenders, bits = _contenders(logits, top, params.temperature, key, kept)
-        logits = logits[contenders]
-        token_ids = (contenders if kept is None else kept[contenders]).tolist()
+        values = take(logits, kept)
+        contenders = slice(None) if len(kept) <= _FEW else _contenders(values, top, params, key, kept)
+        token_ids, values = kept[contenders], values[contenders]
     winner, best_score = -1, -math.inf
-    for token, logit, drawn in zip(token_ids, logits.tolist(), bits, strict=True):
-        score = (logit - top) / params.temperature - math.log(exponential(drawn))
+    for token, logit in zip(token_ids.tolist(), values.tolist(), strict=True):
+        score = (logit - top) / params.temperature - math.log(exponential(token_bits(key, token)))
         if score > best_score:
             winner, best_score = token, score
     return winner
 
 
 def _contenders(
-    logits: torch.Tensor, top: float, temperature: float, key: int, token_ids: torch.Tensor | None
-) -> tuple[torch.Tensor, list[int]]:
-    """Indices into ``logits``, ascending, among which the winner is, and the noise bits of each."""
-    keys = row_keys([key], logits.device)
-    bits = noise_bits(keys, len(logits) if token_ids is None else token_ids)[0]
-    # (bits + 1/2) / weight: U / w without its scale of 2**-63.
-    bound = torch.exp((logits - top) / max(temperature, SMALLEST_TEMPERATURE))
-    torch.div(bits.float().add_(0.5), bound, out=bound)
-    first = first_min(bound)
-    first_bits = int(bits[first])
-    inflation = exponential(first_bits) / ((first_bits + 0.5) * 2.0**-63)  # E / U of that entry
-    contenders = indices_at_most(bound, float(bound[first]) * inflation * _SLACK)
-    return contenders, bits[contenders].tolist()
+    values: torch.Tensor | Floats, top: float, params: SamplingParams, key: int, token_ids: Ids | None
+) -> Ids:
+    """Indices into ``values``, ascending, among which the winner is; ``token_ids`` names the tokens if not all."""
+    bounds = ratio_bounds(values, top, params.temperature, key, token_ids)
+    first, bound = smallest(bounds)
+    bits = token_bits(key, first if token_ids is None else int(token_ids[first]))
+    inflation = exponential(bits) / ((bits + 0.5) * 2.0**-63)  # E / U of that entry
+    return indices_at_most(bounds, bound * inflation * _SLACK)

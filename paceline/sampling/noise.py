@@ -2,7 +2,8 @@
 
 The bits are SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): the row's key, hashed from seed, domain and position, is
 the generator's state, and the token is its counter. All of it is wrap-around integer arithmetic, the same bits on
-every device.
+every device. It stands here three times: for a single token in plain integers, for a row on the host in numpy (one
+thread, no masks needed), for rows on any device in torch.
 
     key = mix(mix(mix(seed) ^ domain) ^ position)      three words, hashed one after the other (``row_key``)
     bits[v] = mix(key + (v + 1) * GOLDEN) mod 2**63    63 bits (``noise_bits``)
@@ -17,7 +18,11 @@ import math
 from enum import IntEnum
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+Words = npt.NDArray[np.uint64]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -76,6 +81,25 @@ def token_bits(key: int, token_id: int) -> int:
     return mix64((key + (token_id + 1) * _GOLDEN) & _MASK64) & _MASK63
 
 
+def token_counters(token_ids: npt.NDArray[np.int64] | int) -> Words:
+    """(token + 1) * GOLDEN of the given tokens, or of all tokens of a vocabulary of that size."""
+    if isinstance(token_ids, int):
+        return _all_counters(token_ids)
+    return (token_ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+
+
+def hash_counters(key: int, counters: Words, *, out: Words, scratch: Words) -> None:
+    """``noise_bits`` on the host: the bits of ``token_counters`` under one ``row_key``, into ``out``."""
+    np.add(counters, np.uint64(key), out=out)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        np.right_shift(out, np.uint64(shift), out=scratch)
+        np.bitwise_xor(out, scratch, out=out)
+        np.multiply(out, np.uint64(factor), out=out)
+    np.right_shift(out, np.uint64(31), out=scratch)
+    np.bitwise_xor(out, scratch, out=out)
+    np.bitwise_and(out, np.uint64(_MASK63), out=out)
+
+
 def row_keys(keys: list[int], device: torch.device) -> torch.Tensor:
     """``row_key`` values as [R] int64, two's complement."""
     return torch.tensor([_signed(key) for key in keys], dtype=torch.int64, device=device)
@@ -101,6 +125,13 @@ def gumbel(
     low = -torch.log1p((bits.double() + 0.5) * -_SCALE)
     high = -torch.log(((_MASK63 - bits).double() + 0.5) * _SCALE)
     return -torch.log(torch.where(bits < 1 << 62, low, high))
+
+
+@lru_cache(maxsize=16)
+def _all_counters(vocab_size: int) -> Words:
+    counters = token_counters(np.arange(vocab_size, dtype=np.int64))
+    counters.setflags(write=False)
+    return counters
 
 
 @lru_cache(maxsize=16)

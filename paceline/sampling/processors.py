@@ -28,8 +28,10 @@ import numpy.typing as npt
 import torch
 
 from paceline.errors import EngineError
-from paceline.sampling.scan import first_max, indices_at_least
+from paceline.sampling.scan import Floats, Ids, indices_at_least, kth_largest, largest, mass, put, take
 from paceline.types import SamplingParams
+
+Weights = npt.NDArray[np.float64]
 
 
 class BadLogitsError(EngineError):
@@ -59,22 +61,19 @@ def processed_logprobs(logits: torch.Tensor, rows: Sequence[TokenRow]) -> torch.
     ``logits`` [R, V] float32. Raises BadLogitsError.
     """
     result = torch.full(logits.shape, -math.inf, dtype=torch.float64, device=logits.device)
+    if not rows:
+        return result
     penalised = [penalise(logits[index], row) for index, row in enumerate(rows)]
-    largest = [largest_logit(row_logits) for row_logits in penalised]
-    refuse_bad_rows([value for _, value in largest])
-    for index, (row, row_logits, (best, top)) in enumerate(zip(rows, penalised, largest, strict=True)):
+    for index, (row, row_logits, best, top) in enumerate(
+        zip(rows, penalised, *largest_logits(penalised), strict=True)
+    ):
         if row.params.greedy:
             result[index, best] = 0.0
             continue
         kept = kept_ids(row_logits, top, row.params)
-        scaled = (
-            (row_logits if kept is None else row_logits[kept]).double().sub(top).div(row.params.temperature)
-        )
-        log_probs = scaled - torch.logsumexp(scaled, -1)
-        if kept is None:
-            result[index] = log_probs
-        else:
-            result[index, kept] = log_probs
+        index_of_kept = slice(None) if kept is None else torch.from_numpy(kept).to(logits.device)
+        scaled = row_logits[index_of_kept].double().sub(top).div(row.params.temperature)
+        result[index, index_of_kept] = scaled - torch.logsumexp(scaled, -1)
     return result
 
 
@@ -96,108 +95,95 @@ def penalise(logits: torch.Tensor, row: TokenRow) -> torch.Tensor:
     touched = repeated | (appearances > 0)
     touched[list(bias)] = True
     ids = np.flatnonzero(touched)
-    index = torch.from_numpy(ids).to(logits.device)
-    values = logits[index].double().cpu().numpy()
+    values = take(logits, ids).astype(np.float64)
     penalty = params.repetition_penalty
     values = np.where(repeated[ids], np.where(values > 0, values / penalty, values * penalty), values)
     values -= (appearances[ids] > 0) * params.presence_penalty + appearances[ids] * params.frequency_penalty
     values += [bias.get(token, 0.0) for token in ids.tolist()] if bias else 0.0
-    return logits.index_copy(0, index, torch.from_numpy(values).to(logits.device, torch.float32))
+    return put(logits, ids, values.astype(np.float32))
 
 
-def _ids_below(vocab_size: int, token_ids: Sequence[int]) -> npt.NDArray[np.int64]:
+def _ids_below(vocab_size: int, token_ids: Sequence[int]) -> Ids:
     """Without ids beyond the head, which have no logit to change (heads may be padded differently)."""
     ids = np.asarray(token_ids, dtype=np.int64)
     return ids[ids < vocab_size]
 
 
-def largest_logit(logits: torch.Tensor) -> tuple[int, float]:
-    """Token and value of a row's largest logit, the lowest id among equals; NaN if the row holds one."""
-    best = first_max(logits[None])[0]
-    return best, float(logits[best])
+def largest_logits(rows: Sequence[torch.Tensor]) -> tuple[list[int], list[float]]:
+    """Token and value of each row's largest logit, the lowest id among equals; ``rows`` are R tensors [V] float32.
 
-
-def refuse_bad_rows(largest: Sequence[float]) -> None:
-    """Raises BadLogitsError if any row's largest logit is not a finite number."""
-    bad = [index for index, value in enumerate(largest) if not math.isfinite(value)]
+    Raises BadLogitsError where that value is not a finite number.
+    """
+    best, top = largest(rows)
+    bad = [index for index, value in enumerate(top) if not math.isfinite(value)]
     if bad:
         raise BadLogitsError(bad)
+    return best, top
 
 
-def kept_ids(logits: torch.Tensor, top: float, params: SamplingParams) -> torch.Tensor | None:
-    """Steps 6 to 8 on one row of penalised logits: ascending ids that stay, int64; None if all do.
+def kept_ids(logits: torch.Tensor, top: float, params: SamplingParams) -> Ids | None:
+    """Steps 6 to 8 on one row of penalised logits [V]: ascending ids that stay, on the host; None if all do.
 
     ``top`` is the row's largest logit. The temperature is above 0.
     """
-    kept: torch.Tensor | None = None
-    if 0 < params.top_k < logits.shape[-1]:
+    kept: Ids | None = None
+    if 0 < params.top_k < len(logits):
         kept = _top_k(logits, params.top_k)
     if params.top_p < 1.0:
         kept = _top_p(logits, kept, top, params)
     if params.min_p > 0.0:
-        kept = _min_p(logits, kept, top, params)
+        if kept is None:
+            kept = _not_below(logits, params.min_p, top, params)
+        kept = kept[_weights(take(logits, kept), top, params) >= params.min_p]
     return kept
 
 
-def _top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
-    edge = float(torch.topk(logits, k).values[-1])
+def _top_k(logits: torch.Tensor, k: int) -> Ids:
+    edge = kth_largest(logits, k)
     kept = indices_at_least(logits, edge)
     if len(kept) == k:
         return kept
     # More tokens sit on the edge than fit: the lowest ids among them stay.
-    on_edge = logits[kept] == edge
-    surplus = len(kept) - k
-    drop = on_edge.nonzero().squeeze(-1)[-surplus:]
-    stays = torch.ones_like(on_edge)
-    stays[drop] = False
-    return kept[stays]
+    on_edge = np.flatnonzero(take(logits, kept) == np.float32(edge))
+    return np.delete(kept, on_edge[k - len(kept) :])
 
 
-def _top_p(
-    logits: torch.Tensor, kept: torch.Tensor | None, top: float, params: SamplingParams
-) -> torch.Tensor:
+def _top_p(logits: torch.Tensor, kept: Ids | None, top: float, params: SamplingParams) -> Ids:
     if kept is not None:
-        weights = _weights(logits[kept], top, params)
-        return _leading_part(logits, kept, weights, params.top_p * float(weights.sum()))
-    # Sorting the vocabulary costs ten times all the rest, and what the threshold leaves usually holds enough mass.
-    # Where it does not, the next one cannot fail: all tokens below it together weigh less than what may go.
-    rough = torch.exp((logits - top) / max(params.temperature, SMALLEST_TEMPERATURE))
-    total = float(rough.sum(dtype=torch.float64))
+        values = take(logits, kept)
+        weights = _weights(values, top, params)
+        return kept[_leading_part(values, weights, params.top_p * float(weights.sum()))]
+    # Sorting the vocabulary costs ten times all the rest, and the tokens above a threshold usually hold mass enough.
+    # Where they do not, the second threshold cannot fail: all tokens below it weigh less than what may go.
+    total = mass(logits, top, params.temperature)
     wanted = params.top_p * total
     spare = (1.0 - params.top_p) * total
-    for threshold in (1e-3 * spare, 0.5 * spare / logits.shape[-1]):
-        candidates = indices_at_least(rough, min(threshold, 1.0))
-        weights = _weights(logits[candidates], top, params)
+    for least_weight in (1e-3 * spare, 0.5 * spare / len(logits)):
+        likely = _not_below(logits, min(least_weight, 1.0), top, params)
+        values = take(logits, likely)
+        weights = _weights(values, top, params)
         if float(weights.sum()) >= wanted:
             break
-    return _leading_part(logits, candidates, weights, wanted)
+    return likely[_leading_part(values, weights, wanted)]
 
 
-def _leading_part(
-    logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, wanted: float
-) -> torch.Tensor:
-    """The shortest prefix of ``ids``, in falling order of logits, that weighs at least ``wanted``; ascending."""
-    order = torch.sort(logits[ids], descending=True, stable=True).indices
+def _leading_part(values: Floats, weights: Weights, wanted: float) -> Ids:
+    """Which entries, ascending, make the shortest part that weighs ``wanted``, taken in falling order of values."""
+    order = np.argsort(-values, kind="stable")
     falling = weights[order]
-    before = torch.cumsum(falling, -1) - falling
-    count = max(1, int((before < wanted).sum()))
-    return torch.sort(ids[order[:count]]).values
+    before = np.cumsum(falling) - falling
+    count = max(1, int(np.count_nonzero(before < wanted)))
+    return np.sort(order[:count])
 
 
-def _min_p(
-    logits: torch.Tensor, kept: torch.Tensor | None, top: float, params: SamplingParams
-) -> torch.Tensor:
-    if kept is None:
-        rough_edge = top + params.temperature * math.log(params.min_p)
-        kept = indices_at_least(logits, rough_edge - 1e-4 * (1.0 + abs(rough_edge)))
-    scaled = logits[kept].double().sub(top).div(params.temperature)
-    return kept[scaled >= math.log(params.min_p)]
+def _not_below(logits: torch.Tensor, weight: float, top: float, params: SamplingParams) -> Ids:
+    """All tokens of at least that weight, and perhaps a few just under it."""
+    edge = top + params.temperature * math.log(max(weight, 1e-300))
+    return indices_at_least(logits, edge - 1e-5 * (1.0 + abs(edge)))
 
 
-def _weights(logits: torch.Tensor, top: float, params: SamplingParams) -> torch.Tensor:
+def _weights(values: Floats, top: float, params: SamplingParams) -> Weights:
     """Probabilities relative to the likeliest token's, float64."""
-    return logits.double().sub(top).div(params.temperature).exp()
-
-
-# Below it float32 division by the temperature would make 0 / 0; every difference between logits is out of reach there.
-SMALLEST_TEMPERATURE = 1e-30
+    with np.errstate(over="ignore", under="ignore"):
+        weights: Weights = np.exp((values.astype(np.float64) - top) / params.temperature)
+    return weights

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import EngineError
-from paceline.sampling import BadLogitsError, Domain, TokenRow, choose, gumbel, processed_logprobs, top2_gap
+from paceline.sampling import (
+    BadLogitsError,
+    Domain,
+    TokenRow,
+    choose,
+    gumbel,
+    processed_logprobs,
+    scan,
+    top2_gap,
+)
 from paceline.sampling.noise import exponential, mix64
 from paceline.types import SamplingParams
 
@@ -92,6 +101,32 @@ def test_choose_equals_the_slow_reference_at_any_key_and_sharpness(
     logits = sharp_logits(1, 67, data_seed, scale)
     row = TokenRow(SamplingParams(seed=seed, temperature=temperature), position)
     assert choose(logits, [row]) == [reference_choice(logits[0], row)]
+
+
+@pytest.mark.parametrize("options", PARAMS, ids=str)
+@pytest.mark.parametrize("scale", [0.0, 0.5, 4.0])
+def test_the_device_s_passes_choose_the_host_s_tokens(options, scale, monkeypatch):
+    """The torch passes, written for other devices and run here on the CPU, give the tokens of the numpy passes."""
+    logits = sharp_logits(6, 20_011, seed=6, scale=scale)
+    rows = [
+        TokenRow(SamplingParams(seed=index, **options), 40, [1, 2, 3, 7], [3, 9, 9]) for index in range(6)
+    ]
+    on_host = choose(logits, rows)
+    log_probs = processed_logprobs(logits, rows)
+    monkeypatch.setattr(scan, "on_host", lambda tensor: False)
+    assert choose(logits, rows) == on_host
+    assert torch.equal(processed_logprobs(logits, rows), log_probs)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("options", PARAMS, ids=str)
+def test_cuda_chooses_the_host_s_tokens(options):
+    """Equal logits on CUDA and CPU: equal tokens."""
+    logits = sharp_logits(6, 20_011, seed=6)
+    rows = [
+        TokenRow(SamplingParams(seed=index, **options), 40, [1, 2, 3, 7], [3, 9, 9]) for index in range(6)
+    ]
+    assert choose(logits.cuda(), rows) == choose(logits, rows)
 
 
 def test_choose_is_argmax_of_logprobs_plus_gumbel():

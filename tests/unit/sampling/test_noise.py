@@ -2,12 +2,21 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from paceline.sampling import Domain, gumbel
-from paceline.sampling.noise import exponential, noise_bits, row_key, row_keys, token_bits
+from paceline.sampling.noise import (
+    exponential,
+    hash_counters,
+    noise_bits,
+    row_key,
+    row_keys,
+    token_bits,
+    token_counters,
+)
 
 CPU = torch.device("cpu")
 MASK63 = (1 << 63) - 1
@@ -83,11 +92,15 @@ def test_the_bits_are_the_same_on_cuda():
     assert torch.equal(on_gpu.cpu(), noise_bits(row_keys(keys, CPU), 49152))
 
 
-def test_torch_bits_equal_plain_integers():
-    """The wrap-around tensor arithmetic is arithmetic modulo 2**64, whatever the sign of the key."""
+def test_tensors_arrays_and_plain_integers_agree():
+    """The noise in torch, in numpy and in plain Python is the same arithmetic modulo 2**64, for any key."""
     for key in (0, 1, 2**63 - 1, 2**63, 2**64 - 1, 0xDEADBEEF12345678):
         plain = [token_bits(key, token) for token in range(1000)]
         assert noise_bits(row_keys([key], CPU), 1000)[0].tolist() == plain
+        for tokens in (1000, np.arange(1000)):
+            hashed, scratch = np.empty((2, 1000), dtype=np.uint64)
+            hash_counters(key, token_counters(tokens), out=hashed, scratch=scratch)
+            assert hashed.tolist() == plain
 
 
 def test_a_token_s_noise_depends_on_nothing_else():
