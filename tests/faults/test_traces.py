@@ -27,7 +27,7 @@ async def traced(collector: OtlpCollector, stack: Stack, **request) -> tuple[lis
     def complete(spans: list[SeenSpan]) -> bool:
         own = [s for s in spans if s["trace_id"] == trace_id]
         return (
-            len(named(own, names.SPAN_GENERATE)) == 1
+            len(named(own, names.SPAN_GENERATE)) == len(named(own, names.SPAN_DECODE)) == 1
             and len(named(own, names.SPAN_ROUND)) >= shown
             and len(named(own, names.SPAN_DRAFT)) >= drafted - 1
         )
