@@ -171,7 +171,7 @@ def _leading_part(values: Floats, weights: Weights, wanted: float) -> Ids:
     """Which entries, ascending, make the shortest part that weighs ``wanted``, taken in falling order of values."""
     order = np.argsort(-values, kind="stable")
     falling = weights[order]
-    before = np.cumsum(falling) - falling
+    before = np.concatenate(([0.0], np.cumsum(falling)[:-1]))
     count = max(1, int(np.count_nonzero(before < wanted)))
     return np.sort(order[:count])
 

@@ -19,8 +19,10 @@ from paceline.sampling.noise import hash_counters, noise_bits, row_keys, token_c
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
-# Below it float32 division by the temperature would make 0 / 0; every difference between logits is out of reach there.
-_SMALLEST_TEMPERATURE = 1e-30
+# Temperatures that float32 can divide by. Beyond, the answer is the same: all differences between logits are out of
+# reach, or all are nothing.
+_LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1e-30, 1e30
+_LEAST_FLOAT32 = float(np.finfo(np.float32).min)
 
 # 64 KiB of hashes: the dozen passes over them stay in the core's own cache, three times faster than over a whole row.
 _CHUNK = 8192
@@ -51,6 +53,7 @@ def kth_largest(row: torch.Tensor, k: int) -> float:
 
 def indices_at_least(row: torch.Tensor, threshold: float) -> Ids:
     """Ascending indices of values >= threshold, on the host; ``row`` [V] float32."""
+    threshold = max(threshold, _LEAST_FLOAT32)
     if on_host(row):
         return np.flatnonzero(array(row) >= np.float32(threshold))
     return _to_ids((row >= threshold).nonzero())
@@ -76,7 +79,7 @@ def put(row: torch.Tensor, ids: Ids, values: Floats) -> torch.Tensor:
 
 def mass(row: torch.Tensor, top: float, temperature: float) -> float:
     """Sum of all weights exp((logit - top) / temperature): float32 weights, summed in float64."""
-    scale = max(temperature, _SMALLEST_TEMPERATURE)
+    scale = _within_float32(temperature)
     if on_host(row):
         with np.errstate(over="ignore", under="ignore"):
             return float(np.exp((array(row) - np.float32(top)) / np.float32(scale)).sum(dtype=np.float64))
@@ -91,7 +94,7 @@ def ratio_bounds(
     ``bits`` is the noise under the row's ``key``. ``token_ids`` names the token of each entry of a row on the host;
     without it the row is a whole one, where it is.
     """
-    scale = max(temperature, _SMALLEST_TEMPERATURE)
+    scale = _within_float32(temperature)
     if isinstance(row, torch.Tensor) and not on_host(row):
         bits = noise_bits(row_keys([key], row.device), len(row))[0]
         return bits.float().add_(0.5).div_(torch.exp((row - top) / scale))
@@ -129,6 +132,10 @@ def array(tensor: torch.Tensor) -> Floats:
     """The memory of a float32 CPU tensor as an array."""
     view: Floats = tensor.detach().numpy()
     return view
+
+
+def _within_float32(temperature: float) -> float:
+    return min(max(temperature, _LEAST_TEMPERATURE), _MOST_TEMPERATURE)
 
 
 def _to_ids(found: torch.Tensor) -> Ids:

@@ -157,6 +157,23 @@ def test_a_row_does_not_depend_on_the_batch():
     assert backwards == together[::-1]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-40, 1e38, 1e300])
+@pytest.mark.parametrize("options", [{}, {"top_k": 80}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)
+def test_extreme_temperatures_are_limits_not_accidents(temperature, options):
+    """Towards 0 the draw is the argmax, or a fair one among exact ties; towards infinity every token kept is fair."""
+    logits = sharp_logits(100, 300, seed=7).expand(100, -1)
+    rows = [TokenRow(SamplingParams(seed=s, temperature=temperature, **options), 0) for s in range(100)]
+    drawn = choose(logits, rows)
+    assert drawn == [reference_choice(logits[i], row) for i, row in enumerate(rows)]
+    if temperature < 1:
+        assert drawn == logits.argmax(-1).tolist()
+        tied = torch.zeros(100, 300).index_fill(1, torch.tensor([4, 250]), 9.0)
+        assert set(choose(tied, rows)) == ({4} if "top_p" in options else {4, 250})
+    else:
+        assert len(set(drawn)) > 50 or options.get("top_k")
+
+
 def test_same_seed_same_token_and_other_seeds_other_tokens():
     """At T = 1.5 the draw repeats under its seed and differs between seeds and between positions."""
     logits = sharp_logits(1, 1000, seed=2, scale=1.0).expand(200, -1)
