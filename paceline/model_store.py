@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -68,7 +69,7 @@ def resolve_model_dir(name: str) -> Path:
         if not directory.is_dir():
             raise ConfigError(f"model {name!r} is not prepared; run: paceline model prepare {name}")
         return directory
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
             raise ConfigError(
                 f"model directory {name!r} has no config.json; expected the layout of transformers"
@@ -97,6 +98,8 @@ def prepare_model(name: str, *, progress: Progress | None = None) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target.with_suffix(".lock")):
             if not target.is_dir():
+                for stale in target.parent.glob(f".{name}-*"):  # left by a process that was killed
+                    shutil.rmtree(stale, ignore_errors=True)
                 with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-") as work:
                     gguf = _fetch(REGISTRY[name], Path(work), report)
                     made = Path(work) / "model"
@@ -172,6 +175,7 @@ def convert_gguf(source: Path, target: Path, report: Progress) -> None:
     from safetensors.numpy import save_file
 
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    (target / "model.safetensors").chmod(0o644)  # like the other files: a shared cache is read by others
     _write_json(target / "config.json", _llama_config(meta, tied="lm_head.weight" not in weights))
     end_of_text = meta["tokenizer.ggml.tokens"].index("<|endoftext|>")
     eos = meta["tokenizer.ggml.eos_token_id"]
