@@ -143,6 +143,14 @@ def test_kinds_that_cannot_be_packed_are_refused(copy, changes, message):
         load(copy)
 
 
+def test_a_window_that_attention_does_not_mention_is_refused(copy):
+    """Served only within the window, where it makes no difference."""
+    edit_config(copy, sliding_window=40)
+    with pytest.raises(ConfigError, match="set max_context to 40 or less"):
+        load(copy)
+    assert load(copy, context=40).info.max_context == 40
+
+
 def test_an_attention_with_something_unknown_is_refused(tmp_path):
     """Gemma 2 caps its attention scores: ignoring that would give other tokens, so it is not served."""
     config = transformers.Gemma2Config(

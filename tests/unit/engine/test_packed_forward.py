@@ -176,6 +176,22 @@ def test_the_last_position_of_a_slot_can_be_used(runner):
     kv.release(slot)
 
 
+def test_far_beyond_a_sliding_window(tmp_path):
+    """Whole blocks of keys behind the window are skipped without turning into NaN, and rollback works there too."""
+    path = tiny_model_dir(tmp_path, family="mistral", sliding_window=40)
+    runner = load_runner(ModelConfig(name=str(path)), kv_slots=2, max_context=800)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    tokens = ids(800, 11)
+    expected = whole(runner, tokens)
+    torch.testing.assert_close(expected, reference(plain, tokens), atol=1e-4, rtol=0)
+    slot = runner.kv.acquire()
+    runner.forward([Segment(slot, 0, tokens[:700], 0)])
+    runner.forward([Segment(slot, 700, ids(60, 12), 0)])
+    runner.kv.truncate(slot, 700)
+    assert torch.equal(runner.forward([Segment(slot, 700, tokens[700:], 100)]), expected[700:])
+    runner.kv.release(slot)
+
+
 @pytest.mark.parametrize(
     "segments",
     [
