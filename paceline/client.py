@@ -132,6 +132,7 @@ def generate_request(
     drafter: str | None = None,
     k: int | None = None,
     request_id: str = "",
+    tenant: str = "",
 ) -> router_pb2.GenerateRequest:
     """One request; give exactly one of ``text``, ``messages`` (role, content) and ``token_ids``.
 
@@ -145,6 +146,7 @@ def generate_request(
         ignore_eos=ignore_eos,
         task_type=task_type,
         request_id=request_id,
+        tenant=tenant,
         sampling=common_pb2.SamplingParams(
             temperature=temperature,
             top_k=top_k,
@@ -277,7 +279,7 @@ def _event(message: router_pb2.GenerateResponse) -> Event | None:
             return Finished(
                 codec.finish_from_pb(finished.finish_reason),
                 finished.matched_stop if finished.HasField("matched_stop") else None,
-                Usage(finished.usage.prompt_tokens, finished.usage.completion_tokens),
+                _usage(finished.usage),
                 codec.timings_from_pb(finished.timings),
                 codec.stats_from_pb(finished.speculative),
                 codec.plan_from_pb(finished.plan),
@@ -288,6 +290,10 @@ def _event(message: router_pb2.GenerateResponse) -> Event | None:
             return None
 
 
+def _usage(message: router_pb2.Usage) -> Usage:
+    return Usage(message.prompt_tokens, message.completion_tokens, message.cached_prompt_tokens)
+
+
 def _summary(message: router_pb2.RequestSummary) -> RequestSummary:
     return RequestSummary(
         message.request_id,
@@ -295,7 +301,7 @@ def _summary(message: router_pb2.RequestSummary) -> RequestSummary:
         message.task_type,
         codec.plan_from_pb(message.plan),
         message.outcome,
-        Usage(message.usage.prompt_tokens, message.usage.completion_tokens),
+        _usage(message.usage),
         codec.timings_from_pb(message.timings),
         codec.stats_from_pb(message.speculative),
         tuple(codec.round_from_pb(record) for record in message.rounds),

@@ -199,6 +199,7 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    cached_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

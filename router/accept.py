@@ -47,6 +47,7 @@ class Accepted:
     """A valid request: what will be decoded, and how."""
 
     request_id: str
+    tenant: str
     prompt_ids: list[int]
     sampling: SamplingParams
     max_tokens: int
@@ -68,6 +69,7 @@ async def accept(parts: RouterParts, request: router_pb2.GenerateRequest, facts:
     stop_token_ids = frozenset(request.stop_token_ids)
     return Accepted(
         request_id=request.request_id or secrets.token_hex(8),
+        tenant=request.tenant,
         prompt_ids=prompt_ids,
         sampling=sampling,
         max_tokens=max_tokens,

@@ -44,6 +44,7 @@ class Generation:
         self._accepted: Accepted | None = None
         self._decode: ResumableDecode | None = None
         self._delivered = 0
+        self._cached = 0
         self._closed = False
 
     async def run(self) -> None:
@@ -106,6 +107,7 @@ class Generation:
                     case verify_pb2.DecodeAdmitted():
                         self._tally.admitted(event.queue_s, time.monotonic())
                         if decode.resumed == 0:
+                            self._cached = event.cached_tokens
                             await self._context.write(self._started(accepted))
                     case verify_pb2.DecodeRun():
                         run = await self._deliver(event, text)
@@ -132,6 +134,7 @@ class Generation:
             max_tokens=accepted.max_tokens,
             stop_token_ids=sorted(accepted.stop_token_ids),
             plan=codec.plan_to_pb(accepted.plan),
+            tenant=accepted.tenant,
         )
         return ResumableDecode(
             self._parts.replicas,
@@ -198,7 +201,11 @@ class Generation:
         return self._trace.trace_id_hex if self._trace else ""
 
     def _usage(self, accepted: Accepted) -> router_pb2.Usage:
-        return router_pb2.Usage(prompt_tokens=len(accepted.prompt_ids), completion_tokens=self._delivered)
+        return router_pb2.Usage(
+            prompt_tokens=len(accepted.prompt_ids),
+            completion_tokens=self._delivered,
+            cached_prompt_tokens=self._cached,
+        )
 
     def _carried_out(self, plan: Plan) -> Plan:
         """The plan, with a word where nothing of its speculation came to be."""

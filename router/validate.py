@@ -22,7 +22,7 @@ from router.task_type import TASK_TYPES
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
-MAX_REQUEST_ID_CHARACTERS = 128
+MAX_NAME_CHARACTERS = 128
 MAX_K = 64
 ROLES = ("system", "user", "assistant")
 
@@ -238,13 +238,11 @@ def _names(request: router_pb2.GenerateRequest) -> Violations:
             "task_type",
             f"{_shown(request.task_type)}; expected one of GetServerInfo's task_types, for example {TASK_TYPES[-2]}",
         )
-    if len(request.request_id) > MAX_REQUEST_ID_CHARACTERS:
-        yield FieldViolation(
-            "request_id",
-            f"{len(request.request_id)} characters; expected at most {MAX_REQUEST_ID_CHARACTERS}",
-        )
-    elif not request.request_id.isprintable():  # it stands in logs and traces
-        yield FieldViolation("request_id", f"{_shown(request.request_id)}; expected printable characters")
+    for field, name in (("request_id", request.request_id), ("tenant", request.tenant)):
+        if len(name) > MAX_NAME_CHARACTERS:
+            yield FieldViolation(field, f"{len(name)} characters; expected at most {MAX_NAME_CHARACTERS}")
+        elif not name.isprintable():  # it stands in logs and traces
+            yield FieldViolation(field, f"{_shown(name)}; expected printable characters")
 
 
 def _some(violations: Violations, path: str) -> Violations:

@@ -30,6 +30,8 @@ class EngineState:
     num_waiting: int
     kv_slots: int
     kv_slots_free: int
+    prefix_tokens_asked: int
+    prefix_tokens_reused: int
     drafters: dict[str, tuple[str, bool]]  # name -> version, available
 
 
@@ -52,6 +54,8 @@ class Engine:
         self._stopping = False
         self._events: list[tuple[Sequence, Event]] = []
         self._progress_at = time.monotonic()
+        self._work: list[Work] = []  # of the last turn: while there is some, the next turn does not sleep
+        self._wake_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # --- any thread -------------------------------------------------------------------------------------------
@@ -106,7 +110,9 @@ class Engine:
             num_running=self._scheduler.num_running,
             num_waiting=self._num_queued,
             kv_slots=self._runner.kv.num_slots,
-            kv_slots_free=self._runner.kv.num_free,
+            kv_slots_free=self._runner.kv.num_slots - self._scheduler.num_running,
+            prefix_tokens_asked=self._scheduler.slots.tokens_asked,
+            prefix_tokens_reused=self._scheduler.slots.tokens_reused,
             drafters={
                 name: (version, name in available)
                 for name, version in sorted(dict(self._drafts.known).items())
@@ -125,16 +131,22 @@ class Engine:
         self._inbox.put(command)
 
     def _run(self) -> None:
-        work: list[Work] = []
-        wake_at: float | None = None
+        """Turn after turn. A turn that raises is our own fault: all in flight are told so, and the engine goes on."""
         while not self._stopping:
-            self._take_inbox(block=not work, until=wake_at)
-            self._admit()
-            work, wake_at = self._scheduler.next(time.monotonic())
-            if work:
-                self._step(work)
-            self._drafts.flush()
+            try:
+                self._turn()
+                self._drafts.flush()
+            except Exception as error:
+                log.exception("engine turn failed")
+                self._fail_all(EngineError(f"the engine failed: {type(error).__name__}"))
             self._deliver()
+
+    def _turn(self) -> None:
+        self._take_inbox(block=not self._work, until=self._wake_at)
+        self._admit()
+        self._work, self._wake_at = self._scheduler.next(time.monotonic())
+        if self._work:
+            self._step(self._work)
 
     def _take_inbox(self, *, block: bool, until: float | None) -> None:
         """Run the commands that arrived; when there is no work, sleep for one, until the given time at most."""
@@ -164,7 +176,8 @@ class Engine:
             sequence.admitted = time.monotonic()
             with self._lock:
                 self._num_queued -= 1
-            self._events.append((sequence, Admitted(sequence.admitted, sequence.admitted - sequence.arrived)))
+            queue_s = sequence.admitted - sequence.arrived
+            self._events.append((sequence, Admitted(sequence.admitted, queue_s, sequence.num_cached)))
 
     def _step(self, work: list[Work]) -> None:
         started = time.monotonic()
@@ -208,21 +221,26 @@ class Engine:
             failure.__cause__ = error  # the server's log shows it, the client sees the message above
             error = failure
         self._events.append((sequence, Failed(error)))
-        self._end(sequence)
+        self._end(sequence, keep=False)
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: Sequence, *, keep: bool = True) -> None:
         if sequence.state is State.ENDED:
             return
         if sequence.state is State.WAITING:
             with self._lock:
                 self._num_queued -= 1
-        self._scheduler.remove(sequence)
+        self._scheduler.remove(sequence, keep=keep)
 
     def _stop(self) -> None:
         self._stopping = True
+        self._fail_all(PeerLostError("this verify replica is stopping"))
+        self._scheduler.slots.clear()
+
+    def _fail_all(self, error: PacelineError) -> None:
+        self._work, self._wake_at = [], None
         for sequence in list(self._scheduler.sequences()):
-            self._events.append((sequence, Failed(PeerLostError("this verify replica is stopping"))))
-            self._end(sequence)
+            self._events.append((sequence, Failed(error)))
+            self._end(sequence, keep=False)
 
     def _deliver(self) -> None:
         """Hand all events over in one go."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.engine import SlotKV
+from paceline.engine.prefix import PrefixSlots
 from verify_service.drafts import Drafts
 from verify_service.sequence import Sequence, State
 
@@ -29,6 +30,7 @@ class Scheduler:
 
     def __init__(self, kv: SlotKV, drafts: Drafts, *, prefill_chunk: int) -> None:
         self._kv = kv
+        self.slots = PrefixSlots(kv)
         self._drafts = drafts
         self._prefill_chunk = prefill_chunk
         self._waiting: deque[Sequence] = deque()
@@ -57,23 +59,30 @@ class Scheduler:
     def admit(self) -> list[Sequence]:
         """Give slots to those who wait, as far as they go."""
         admitted = []
-        while self._waiting and (slot := self._kv.acquire()) is not None:
+        while self._waiting:
+            first = self._waiting[0]
+            lease = self.slots.acquire(first.tokens, first.spec.tenant)
+            if lease is None:
+                break
             sequence = self._waiting.popleft()
-            sequence.slot = slot
+            sequence.slot, sequence.num_cached = lease.slot, lease.reused
             sequence.state = State.PREFILL
             self._running[sequence.id] = sequence
             admitted.append(sequence)
         return admitted
 
-    def remove(self, sequence: Sequence) -> None:
-        """The sequence ended: its slot is free, its mirror is closed."""
+    def remove(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """The sequence ended: its slot is free, its mirror is closed. ``keep``: what the slot holds may be reused."""
         if sequence.state is State.WAITING:
             self._waiting.remove(sequence)
         elif sequence.state is not State.ENDED:
             del self._running[sequence.id]
             self._drafts.close(sequence)
         if sequence.slot is not None:
-            self._kv.release(sequence.slot)
+            if keep:
+                self.slots.release(sequence.slot, sequence.tokens)
+            else:
+                self.slots.discard(sequence.slot)
             sequence.slot = None
         sequence.state = State.ENDED
 

@@ -29,14 +29,16 @@ class DecodeSpec:
     stop_ids: frozenset[int]
     plan: Plan
     trace: TraceContext | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The sequence got its slot at ``at`` (monotonic)."""
+    """The sequence got its slot at ``at`` (monotonic), with so many of its tokens in memory already."""
 
     at: float
     queue_s: float
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Sequence:
     arrived: float
     state: State = State.WAITING
     slot: int | None = None
+    num_cached: int = 0
     tokens: list[int] = field(default_factory=list)
     stats: SpeculativeStats = field(default_factory=SpeculativeStats)
     admitted: float = 0.0

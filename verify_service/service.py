@@ -82,6 +82,8 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
             num_waiting=state.num_waiting,
             kv_slots=state.kv_slots,
             kv_slots_free=state.kv_slots_free,
+            prefix_tokens_asked=state.prefix_tokens_asked,
+            prefix_tokens_reused=state.prefix_tokens_reused,
         )
 
 
@@ -117,13 +119,16 @@ def decode_spec(request: verify_pb2.DecodeRequest, runner: Runner, trace: TraceC
         stop_ids=frozenset(request.stop_token_ids),
         plan=codec.plan_from_pb(request.plan),
         trace=trace,
+        tenant=request.tenant,
     )
 
 
 def _response(event: Admitted | Run | Finished) -> verify_pb2.DecodeResponse:
     match event:
         case Admitted():
-            return verify_pb2.DecodeResponse(admitted=verify_pb2.DecodeAdmitted(queue_s=event.queue_s))
+            return verify_pb2.DecodeResponse(
+                admitted=verify_pb2.DecodeAdmitted(queue_s=event.queue_s, cached_tokens=event.cached_tokens)
+            )
         case Run():
             return verify_pb2.DecodeResponse(
                 run=verify_pb2.DecodeRun(

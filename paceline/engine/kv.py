@@ -108,6 +108,21 @@ class SlotKV:
             raise EngineError(f"KV slot {slot}: {length} tokens do not fit into {self.capacity}")
         self._lengths[slot] = length
 
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Make the first ``length`` tokens of ``source`` the contents of ``target``, whatever that held."""
+        if not 0 <= length <= self.length(source):
+            raise EngineError(f"KV slot {source}: cannot copy {length} of {self.length(source)} tokens")
+        self.length(target)
+        first, other = self.row(source, 0), self.row(target, 0)
+        self.keys[:, other : other + length] = self.keys[:, first : first + length]
+        self.values[:, other : other + length] = self.values[:, first : first + length]
+        self._lengths[target] = self._clean[target] = length
+
+    def hand_over(self, slot: int, length: int) -> None:
+        """Keep the first ``length`` tokens for another sequence; the rest counts as left by an earlier one."""
+        self.truncate(slot, length)
+        self._clean[slot] = length
+
     def row(self, slot: int, position: int) -> int:
         """Storage row of ``position`` in ``slot``."""
         return slot * self.stride + position

@@ -147,6 +147,7 @@ class GenerateRequest(_message.Message):
     TASK_TYPE_FIELD_NUMBER: _builtins.int
     DECODING_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Raw text, tokenised as it is, without a chat template."""
     max_tokens: _builtins.int
@@ -157,6 +158,10 @@ class GenerateRequest(_message.Message):
     """Type of task, for example "summarization"; see GetServerInfo. Default: classified from the prompt."""
     request_id: _builtins.str
     """Client's name for the request, at most 128 characters. Default: the router makes one."""
+    tenant: _builtins.str
+    """Whose request it is, at most 128 characters: what sequences leave in memory is reused within one tenant only.
+    Default: the tenant without a name.
+    """
     @_builtins.property
     def chat(self) -> Global___ChatInput:
         """A conversation."""
@@ -195,10 +200,11 @@ class GenerateRequest(_message.Message):
         task_type: _builtins.str = ...,
         decoding: Global___DecodingOverride | None = ...,
         request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "chat", b"chat", "decoding", b"decoding", "input", b"input", "max_tokens", b"max_tokens", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "chat", b"chat", "decoding", b"decoding", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "task_type", b"task_type", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "chat", b"chat", "decoding", b"decoding", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "task_type", b"task_type", "tenant", b"tenant", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -339,19 +345,23 @@ class Usage(_message.Message):
 
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt after the template."""
     completion_tokens: _builtins.int
     """Token ids delivered in chunks."""
+    cached_prompt_tokens: _builtins.int
+    """Tokens of the prompt that were in memory already and did not have to be run."""
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
+        cached_prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

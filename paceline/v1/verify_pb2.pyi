@@ -32,10 +32,13 @@ class DecodeRequest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The router's id of the request."""
     max_tokens: _builtins.int
     """Most output tokens, committed_ids included, >= 1."""
+    tenant: _builtins.str
+    """Memory of finished sequences is reused within one tenant only. Default: the tenant without a name."""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt, at least one token."""
@@ -66,10 +69,11 @@ class DecodeRequest(_message.Message):
         max_tokens: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         plan: _common_pb2.Plan | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_ids", b"committed_ids", "max_tokens", b"max_tokens", "plan", b"plan", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_ids", b"committed_ids", "max_tokens", b"max_tokens", "plan", b"plan", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -120,16 +124,20 @@ class DecodeAdmitted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     QUEUE_S_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     queue_s: _builtins.float
     """Time from arrival to admission."""
+    cached_tokens: _builtins.int
+    """Tokens of prompt and committed_ids that were in memory already."""
     def __init__(
         self,
         *,
         queue_s: _builtins.float = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_s", b"queue_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "queue_s", b"queue_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -233,6 +241,8 @@ class GetModelInfoResponse(_message.Message):
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     KV_SLOTS_FIELD_NUMBER: _builtins.int
     KV_SLOTS_FREE_FIELD_NUMBER: _builtins.int
+    PREFIX_TOKENS_ASKED_FIELD_NUMBER: _builtins.int
+    PREFIX_TOKENS_REUSED_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """Sequences that hold memory."""
     num_waiting: _builtins.int
@@ -240,7 +250,11 @@ class GetModelInfoResponse(_message.Message):
     kv_slots: _builtins.int
     """KV slots in all."""
     kv_slots_free: _builtins.int
-    """KV slots that are free."""
+    """KV slots that a new sequence can get; what a finished one left in them is given up when they are needed."""
+    prefix_tokens_asked: _builtins.int
+    """Prompt tokens admitted since start."""
+    prefix_tokens_reused: _builtins.int
+    """Those of them that were in memory already."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
         """The target model."""
@@ -263,10 +277,12 @@ class GetModelInfoResponse(_message.Message):
         num_waiting: _builtins.int = ...,
         kv_slots: _builtins.int = ...,
         kv_slots_free: _builtins.int = ...,
+        prefix_tokens_asked: _builtins.int = ...,
+        prefix_tokens_reused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafters", b"drafters", "eos_token_ids", b"eos_token_ids", "kv_slots", b"kv_slots", "kv_slots_free", b"kv_slots_free", "model", b"model", "num_running", b"num_running", "num_waiting", b"num_waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafters", b"drafters", "eos_token_ids", b"eos_token_ids", "kv_slots", b"kv_slots", "kv_slots_free", b"kv_slots_free", "model", b"model", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefix_tokens_asked", b"prefix_tokens_asked", "prefix_tokens_reused", b"prefix_tokens_reused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -77,8 +77,10 @@ async def test_a_failing_step_ends_only_the_culprit(runner: Runner) -> None:
         assert isinstance(end, Finished)
         assert end.reason is FinishReason.LENGTH
         assert together == alone
-        await asyncio.sleep(0.05)
-        assert runner.kv.is_idle()
+        async with asyncio.timeout(5):
+            while engine.state().num_running:
+                await asyncio.sleep(0.01)
+        assert engine.state().kv_slots_free == 8
     finally:
         await asyncio.to_thread(engine.stop)
 
@@ -104,5 +106,29 @@ async def test_a_command_that_fails_does_not_stop_the_engine(runner: Runner) -> 
         engine.proposed("nobody", [None], 0.0)  # type: ignore[list-item]
         ids, _ = await decode(engine, [5, 6, 7])
         assert len(ids) == 20
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+
+async def test_an_error_of_our_own_ends_what_is_in_flight_and_nothing_else(runner: Runner) -> None:
+    """A turn that raises is told to everyone in flight; the thread goes on and the next request is normal."""
+    engine = Engine(runner, VerifyConfig(), asyncio.get_running_loop())
+    engine.start()
+    try:
+        running = asyncio.create_task(decode(engine, [5, 6, 7], 240))
+        await asyncio.sleep(0.05)
+        original = engine._scheduler.stepped
+
+        def broken(ended: float, step_s: float) -> None:
+            engine._scheduler.stepped = original  # type: ignore[method-assign]
+            raise ZeroDivisionError
+
+        engine._scheduler.stepped = broken  # type: ignore[method-assign]
+        _, end = await asyncio.wait_for(running, 10)
+        assert isinstance(end, Failed)
+        assert isinstance(end.error, EngineError)
+        ids, _ = await asyncio.wait_for(decode(engine, [5, 6, 7]), 10)
+        assert len(ids) == 20
+        assert engine.state().kv_slots_free == 8
     finally:
         await asyncio.to_thread(engine.stop)
