@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,12 +32,14 @@ class Stack:
     def __init__(self, directory: Path) -> None:
         self.target, self.draft = tiny_pair(directory)
         self.exit = contextlib.ExitStack()
-        self.collector = OtlpCollector()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        environment = self.exit.enter_context(pytest.MonkeyPatch.context())
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+        self.cluster: Cluster = self.exit.enter_context(running_cluster(self.config()))
+        self.collector = OtlpCollector(port)
         asyncio.run(self.collector.__aenter__())
         self.exit.callback(lambda: asyncio.run(self.collector.__aexit__(None, None, None)))
-        environment = self.exit.enter_context(pytest.MonkeyPatch.context())
-        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", self.collector.endpoint)
-        self.cluster: Cluster = self.exit.enter_context(running_cluster(self.config()))
 
     def config(self, *overrides: str) -> PacelineConfig:
         return load_config(
