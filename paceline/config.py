@@ -31,6 +31,8 @@ class ModelConfig(Section):
     """``auto``, ``cpu`` or ``cuda:N``."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of the engine; 0: all cores, shared out by the launcher."""
+    runner: Literal["auto", "lean", "reference"] = "auto"
+    """``lean``: own forward, Llama-shaped models only. ``reference``: through transformers. ``auto``: lean if possible."""
 
 
 class DrafterConfig(Section):

@@ -116,7 +116,7 @@ def pack(segments: Sequence[Segment], kv: SlotKV, device: torch.device) -> Packe
 
     Raises EngineError, before anything is changed, for a segment that does not continue its slot.
     """
-    _check(segments, kv)
+    check_segments(segments, kv)
     token_ids: list[int] = []
     positions: list[Indices] = []
     kv_rows: list[Indices] = []
@@ -175,7 +175,8 @@ def _calls(slot: int, low: int, high: int) -> list[AttentionCall]:
     return calls
 
 
-def _check(segments: Sequence[Segment], kv: SlotKV) -> None:
+def check_segments(segments: Sequence[Segment], kv: SlotKV) -> None:
+    """Raises EngineError for segments that do not continue their slots, or name one twice."""
     if not segments:
         raise EngineError("a forward needs at least one segment")
     slots = set()
@@ -197,4 +198,13 @@ def _check(segments: Sequence[Segment], kv: SlotKV) -> None:
             raise EngineError(f"KV slot {segment.slot}: {segment.end} tokens do not fit into {kv.capacity}")
 
 
-__all__ = ["TILE", "TILES_PER_BUCKET", "AttentionCall", "PackedBatch", "Segment", "pack", "padded"]
+__all__ = [
+    "TILE",
+    "TILES_PER_BUCKET",
+    "AttentionCall",
+    "PackedBatch",
+    "Segment",
+    "check_segments",
+    "pack",
+    "padded",
+]

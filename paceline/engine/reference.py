@@ -17,59 +17,59 @@ from paceline.engine.attention import IMPLEMENTATION, STEP_KEYWORD, Masks, Packe
 from paceline.engine.kv import KVShape, SlotKV
 from paceline.engine.linear import can_pack, pack_linears
 from paceline.engine.packing import Segment, pack
+from paceline.engine.selfcheck import check_equal, probe_ids, rows_are_independent
 from paceline.engine.weights import LoadedModel
 from paceline.errors import ConfigError
 from paceline.types import ModelInfo
 
 _log = logging.getLogger(__name__)
 
-_TOLERANCE = {
-    torch.float32: 1e-3,
-    torch.bfloat16: 6e-2,
-}  # of the largest logit, against the model's own forward
-_PROBE_LENGTH = 70  # crosses the edge of an attention bucket
-
 
 class ReferenceRunner:
     """See the module's text; the protocol is ``paceline.engine.Runner``."""
 
-    def __init__(self, loaded: LoadedModel, *, kv_slots: int, max_context: int) -> None:
-        """Takes over ``loaded``: on a CPU its linear layers are packed and the originals freed."""
+    def __init__(self, loaded: LoadedModel, *, kv_slots: int, max_context: int, reason: str = "") -> None:
+        """Takes over ``loaded``: on a CPU its linear layers are packed and the originals freed.
+
+        ``reason``: why this runner and not another one.
+        """
+        source = loaded.source
         self._model = loaded.model
         self._body = loaded.model.base_model
         self._takes_logit_rows = "logits_to_keep" in inspect.signature(loaded.model.forward).parameters
         self._threads = torch.get_num_threads()
         self._thread_id = threading.get_ident()
-        self.device = loaded.device
-        self.eos_token_ids = loaded.eos_token_ids
-        capacity = min(max_context, loaded.max_positions or max_context)
-        self._probe_ids = _probe_ids(loaded.config.vocab_size, min(_PROBE_LENGTH, capacity))
+        self.device = source.device
+        self.eos_token_ids = source.eos_token_ids
+        capacity = source.capacity(max_context)
+        self._probe_ids = probe_ids(source.config.vocab_size, capacity)
         packed = can_pack(self.device) and pack_linears(loaded.model) > 0
         self.kv = SlotKV(
-            self._probe_shape(loaded, capacity),
+            self._probe_shape(source.config, capacity),
             num_slots=kv_slots,
             capacity=capacity,
-            dtype=loaded.dtype,
+            dtype=source.dtype,
             device=self.device,
         )
-        self._masks = Masks(capacity, loaded.dtype, self.device)
-        vocab_size = self._check_against_own_forward(loaded)
-        deterministic = self._rows_are_independent()
+        self._masks = Masks(capacity, source.dtype, self.device)
+        self._vocab_size = self._check_against_own_forward()
+        deterministic = rows_are_independent(self._run, self.kv, self._probe_ids)
         reasons = [
+            *([reason] if reason else []),
             "packed attention over any causal model of transformers",
-            loaded.dtype_reason,
+            source.dtype_reason,
             "linear layers packed once for oneDNN" if packed else "linear layers as they are",
             "bits of a row independent of the batch, checked at start"
             if deterministic
             else "bits of a row depend on the batch here, as the check at start has shown",
         ]
         self.info = ModelInfo(
-            name=loaded.name,
+            name=source.name,
             fingerprint=loaded.fingerprint,
-            tokenizer_fingerprint=loaded.tokenizer_fingerprint,
-            vocab_size=vocab_size,
+            tokenizer_fingerprint=source.tokenizer_fingerprint,
+            vocab_size=self._vocab_size,
             max_context=capacity,
-            dtype=str(loaded.dtype).removeprefix("torch."),
+            dtype=str(source.dtype).removeprefix("torch."),
             device=str(self.device),
             runner="reference",
             runner_reason="; ".join(reasons),
@@ -79,18 +79,21 @@ class ReferenceRunner:
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """See ``Runner.forward``."""
         self._use_threads()
+        # A tensor made in inference mode must not be written to outside; the copy is an ordinary one.
+        return self._run(segments).clone().float()
+
+    def _run(self, segments: Sequence[Segment]) -> torch.Tensor:
         batch = pack(segments, self.kv, self.device)
         with torch.inference_mode():
             step = PackedStep(batch, self.kv, self._masks)
             if batch.num_logits == 0:
                 self._call(self._body, batch.token_ids, batch.position_ids, step)
-                logits = torch.empty(0, self.info.vocab_size, device=self.device)
+                logits = torch.empty(0, self._vocab_size, device=self.device)
             else:
                 logits = self._logits(batch.token_ids, batch.position_ids, step, batch.logit_rows)
         for segment in segments:
             self.kv.extend(segment.slot, len(segment.token_ids))
-        # A tensor made in inference mode must not be written to outside; the copy is an ordinary one.
-        return logits[: batch.num_logits].clone().float()
+        return logits[: batch.num_logits]
 
     def _logits(
         self, token_ids: torch.Tensor, position_ids: torch.Tensor, step: Step, rows: torch.Tensor
@@ -116,7 +119,7 @@ class ReferenceRunner:
 
     # What is checked once, at start.
 
-    def _probe_shape(self, loaded: LoadedModel, capacity: int) -> KVShape:
+    def _probe_shape(self, config: Any, capacity: int) -> KVShape:
         """The KV shape as the model's own attention calls show it."""
         probe = ShapeProbe()
         ids = self._probe_ids[:2]
@@ -126,14 +129,14 @@ class ReferenceRunner:
                 self._call(self._body, self._tensor(ids), self._tensor(range(len(ids))), probe)
             except ConfigError as error:
                 raise ConfigError(f"{kind}: {error}") from error
-        layers = loaded.config.num_hidden_layers
+        layers = config.num_hidden_layers
         if sorted(probe.kv_shapes) != list(range(layers)) or probe.num_calls != layers:
             raise ConfigError(
                 f"{kind}: {probe.num_calls} attention calls for {layers} layers; expected one of its own for each"
             )
         if len(set(probe.kv_shapes.values())) != 1:
             raise ConfigError(f"{kind}: the layers have different KV shapes; expected one for all")
-        window = getattr(loaded.config, "sliding_window", None)
+        window = getattr(config, "sliding_window", None)
         if window and window < capacity and not probe.windows - {0}:
             raise ConfigError(
                 f"{kind}: the model has a sliding window of {window} that its attention does not mention; "
@@ -142,74 +145,23 @@ class ReferenceRunner:
         kv_heads, key_size, value_size = next(iter(probe.kv_shapes.values()))
         return KVShape(layers=layers, kv_heads=kv_heads, key_size=key_size, value_size=value_size)
 
-    def _check_against_own_forward(self, loaded: LoadedModel) -> int:
+    def _check_against_own_forward(self) -> int:
         """The vocabulary size, after comparing the packed forward with the model's own eager one."""
         ids = self._probe_ids[:24]
-        slot = self._acquire()
+        slot = self.kv.acquire()
+        assert slot is not None, "nobody else has a slot yet"
         batch = pack([Segment(slot, 0, ids, len(ids))], self.kv, self.device)
         with torch.inference_mode():
             step = PackedStep(batch, self.kv, self._masks)
-            packed = self._logits(batch.token_ids, batch.position_ids, step, batch.logit_rows).float()
+            packed = self._logits(batch.token_ids, batch.position_ids, step, batch.logit_rows)
             self._model.set_attn_implementation("eager")
             try:
-                own = self._model(input_ids=self._tensor(ids), use_cache=False).logits[0].float()
+                own = self._model(input_ids=self._tensor(ids), use_cache=False).logits[0]
             finally:
                 self._model.set_attn_implementation(IMPLEMENTATION)
         self.kv.release(slot)
-        worst = float((packed[: len(ids)] - own).abs().max())
-        allowed = _TOLERANCE.get(loaded.dtype, 1e-3) * max(1.0, float(own.abs().max()))
-        if not worst <= allowed:
-            raise ConfigError(
-                f"{type(self._model).__name__}: the packed forward differs from the model's own by {worst:.2g} "
-                f"(allowed: {allowed:.2g}); this architecture cannot be served yet"
-            )
+        check_equal(packed[: len(ids)], own, what=type(self._model).__name__)
         return int(own.shape[-1])
-
-    def _rows_are_independent(self) -> bool:
-        """Whether a sequence gets the same bits whole, in chunks, in blocks, one by one and beside others."""
-        ids = self._probe_ids
-        size = len(ids)
-        if size < _PROBE_LENGTH or self.kv.num_slots < 1:
-            return False
-        whole, others = self._acquire(), []
-        expected = self._forward_probe([Segment(whole, 0, ids, size)])
-        self.kv.truncate(whole, 0)
-        parts = [
-            self._forward_probe([Segment(whole, 0, ids[:33], 33)]),
-            self._forward_probe([Segment(whole, 33, ids[33:34], 1)]),
-        ]
-        neighbours = []
-        for count in (1, 9, 20)[: self.kv.num_free]:
-            slot = self._acquire()
-            others.append(slot)
-            neighbours.append(Segment(slot, 0, ids[-count:], 1))
-        mixed = self._forward_probe([*neighbours, Segment(whole, 34, ids[34:39], 5)])
-        parts += [mixed[len(neighbours) :], self._forward_probe([Segment(whole, 39, ids[39:63], 24)])]
-        parts += [self._forward_probe([Segment(whole, 63, ids[63:68], 5)])]
-        parts += [self._forward_probe([Segment(whole, 68, ids[68:69], 1)])]
-        parts += [self._forward_probe([Segment(whole, 69, ids[69:70], 1)])]
-        for slot in (whole, *others):
-            self.kv.release(slot)
-        return torch.equal(expected, torch.cat(parts))
-
-    def _forward_probe(self, segments: Sequence[Segment]) -> torch.Tensor:
-        batch = pack(segments, self.kv, self.device)
-        with torch.inference_mode():
-            step = PackedStep(batch, self.kv, self._masks)
-            logits = self._logits(batch.token_ids, batch.position_ids, step, batch.logit_rows)
-        for segment in segments:
-            self.kv.extend(segment.slot, len(segment.token_ids))
-        return logits[: batch.num_logits]
-
-    def _acquire(self) -> int:
-        slot = self.kv.acquire()
-        assert slot is not None, "the probes run before anybody else has a slot"
-        return slot
 
     def _tensor(self, ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor([list(ids)], dtype=torch.int64, device=self.device)
-
-
-def _probe_ids(vocab_size: int, count: int) -> list[int]:
-    """Token ids all over the vocabulary, always the same ones."""
-    return [(7919 * (i + 1) + 13 * i * i) % vocab_size for i in range(count)]

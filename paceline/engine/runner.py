@@ -8,6 +8,7 @@ import torch
 from paceline.config import ModelConfig
 from paceline.engine.kv import SlotKV
 from paceline.engine.packing import Segment
+from paceline.errors import ConfigError
 from paceline.types import ModelInfo
 
 
@@ -49,9 +50,20 @@ def load_runner(model: ModelConfig, *, kv_slots: int, max_context: int, layers: 
 
     ``layers`` > 0 keeps only the first so many. Raises ConfigError for a model or a size that cannot be served.
     """
+    from paceline.engine.lean import load_lean
+    from paceline.engine.lean_weights import Unsuitable
     from paceline.engine.reference import ReferenceRunner
-    from paceline.engine.weights import load_model
+    from paceline.engine.weights import load_model, open_model
 
     if model.threads:
         torch.set_num_threads(model.threads)
-    return ReferenceRunner(load_model(model, layers=layers), kv_slots=kv_slots, max_context=max_context)
+    source = open_model(model, layers=layers)
+    reason = "reference as set"
+    if model.runner != "reference":
+        try:
+            return load_lean(source, kv_slots=kv_slots, max_context=max_context)
+        except Unsuitable as error:
+            if model.runner == "lean":
+                raise ConfigError(f"model.runner = 'lean': {model.name}: {error}") from error
+            reason = f"not lean: {error}"
+    return ReferenceRunner(load_model(source), kv_slots=kv_slots, max_context=max_context, reason=reason)

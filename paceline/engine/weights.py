@@ -21,27 +21,48 @@ _PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A causal model of transformers in evaluation mode, with what the runner must know about it."""
+class ModelSource:
+    """A model directory that has been looked at, its weights not loaded yet."""
 
-    model: Any
-    config: Any
-    """The text part of the model's configuration, layers already cut."""
     name: str
+    directory: Path
+    full_config: Any
+    """The model's configuration in transformers."""
+    config: Any
+    """The text part of it, layers already cut."""
     device: torch.device
     dtype: torch.dtype
     dtype_reason: str
-    max_positions: int | None
-    """Longest context the model was made for; None when it does not say."""
-    fingerprint: str
     tokenizer_fingerprint: str
     eos_token_ids: tuple[int, ...]
 
+    @property
+    def max_positions(self) -> int | None:
+        """Longest context the model was made for; None when it does not say."""
+        return getattr(self.config, "max_position_embeddings", None)
 
-def load_model(settings: ModelConfig, *, layers: int = 0) -> LoadedModel:
-    """Load ``settings.name``; ``layers`` > 0 keeps only the first so many.
+    def capacity(self, max_context: int) -> int:
+        """Positions of a KV slot: ``max_context`` cut to the model's own limit."""
+        return min(max_context, self.max_positions or max_context)
 
-    Raises ConfigError for a model that is missing, broken, incomplete or of a kind that cannot be packed.
+    def fingerprint(self) -> str:
+        """sha256 of the architecture's settings, the layers kept and every weight; reads all files of weights."""
+        return _fingerprint(self.config, _weights_digest(self.directory))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal model of transformers in evaluation mode, and where it comes from."""
+
+    model: Any
+    source: ModelSource
+    fingerprint: str
+
+
+def open_model(settings: ModelConfig, *, layers: int = 0) -> ModelSource:
+    """Look at ``settings.name``; ``layers`` > 0 keeps only the first so many.
+
+    Raises ConfigError for a model that is missing or of a kind that cannot be packed.
     """
     directory = resolve_model_dir(settings.name)
     tokenizer = Tokenizer.load(directory)
@@ -55,27 +76,31 @@ def load_model(settings: ModelConfig, *, layers: int = 0) -> LoadedModel:
     _check_kind(config, text_config)
     if layers:
         _cut_layers(text_config, layers)
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        digest = pool.submit(
-            _weights_digest, directory
-        )  # hashing frees the interpreter lock: it runs beside loading
-        model = _load(directory, config, dtype)
-        fingerprint = _fingerprint(text_config, digest.result())
-    if model.get_output_embeddings() is None:
-        raise ConfigError(f"{settings.name}: {type(model).__name__} has no language model head")
-    model.eval().requires_grad_(False)
-    return LoadedModel(
-        model=model.to(device),
-        config=text_config,
+    return ModelSource(
         name=settings.name,
+        directory=directory,
+        full_config=config,
+        config=text_config,
         device=device,
         dtype=dtype,
         dtype_reason=dtype_reason,
-        max_positions=getattr(text_config, "max_position_embeddings", None),
-        fingerprint=fingerprint,
         tokenizer_fingerprint=tokenizer.fingerprint,
         eos_token_ids=tokenizer.eos_token_ids,
     )
+
+
+def load_model(source: ModelSource) -> LoadedModel:
+    """Load the weights through transformers. Raises ConfigError for a model that is broken or incomplete."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        fingerprint = pool.submit(
+            source.fingerprint
+        )  # hashing frees the interpreter lock: it runs beside loading
+        model = _load(source.directory, source.full_config, source.dtype)
+        found = fingerprint.result()
+    if model.get_output_embeddings() is None:
+        raise ConfigError(f"{source.name}: {type(model).__name__} has no language model head")
+    model.eval().requires_grad_(False)
+    return LoadedModel(model=model.to(source.device), source=source, fingerprint=found)
 
 
 def _resolve_device(named: str) -> torch.device:

@@ -22,8 +22,8 @@ MESSAGE_END = "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, MESSAGE_START, MESSAGE_END)
 """Ids 0, 1 and 2."""
 
-FAMILIES = ("llama", "qwen2", "mistral", "gpt2")
-"""Llama-shaped with and without biases, with a sliding window, and one that is not Llama-shaped at all."""
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gpt2")
+"""Llama-shaped without and with biases, with norms of queries and keys, with a sliding window, and not at all."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -155,6 +155,8 @@ def _config(family: str, layers: int, vocab: int, max_context: int, sliding_wind
         return transformers.LlamaConfig(**shape)
     if family == "qwen2":
         return transformers.Qwen2Config(**shape)
+    if family == "qwen3":
+        return transformers.Qwen3Config(**shape, head_dim=_HEAD_SIZE)
     if family == "mistral":
         return transformers.MistralConfig(**shape, head_dim=_HEAD_SIZE, sliding_window=sliding_window or None)
     raise ValueError(f"family {family!r}: expected one of {FAMILIES}")

@@ -44,11 +44,24 @@ def logits_of(runner, tokens):
 def test_info_says_what_runs_and_why(directory):
     """Identity, precision and its reason, in words."""
     info = load(directory).info
-    assert (info.name, info.device, info.runner) == (str(directory), "cpu", "reference")
+    assert (info.name, info.device, info.runner) == (str(directory), "cpu", "lean")
     assert (info.vocab_size, info.max_context) == (512, 128)
     assert info.numerics == "deterministic"
     assert info.dtype in info.runner_reason
+    assert "kernels" in info.runner_reason or "torch operations" in info.runner_reason
     assert len(info.fingerprint) == len(info.tokenizer_fingerprint) == 64
+
+
+def test_the_runner_is_chosen_with_a_reason(directory, tmp_path):
+    """auto takes what is lean; a setting wins; what cannot be lean is said to be so, or refused when asked for."""
+    assert load(directory, runner="reference").info.runner == "reference"
+    assert load(directory, runner="reference").info.runner_reason.startswith("reference as set")
+    other = tiny_model_dir(tmp_path, family="gpt2")
+    info = load(other).info
+    assert info.runner == "reference"
+    assert info.runner_reason.startswith("not lean: model type 'gpt2'")
+    with pytest.raises(ConfigError, match=r"model\.runner = 'lean'.*model type 'gpt2'"):
+        load(other, runner="lean")
 
 
 def test_context_is_cut_to_the_models_own(directory):
@@ -67,6 +80,7 @@ def test_loading_leaves_all_slots_free(directory):
 def test_fingerprint_is_of_architecture_and_weights(directory, copy):
     """The same files have the same; one changed weight, one changed setting or fewer layers another."""
     first = load(directory).info.fingerprint
+    assert load(copy, runner="reference").info.fingerprint == first
     assert load(copy).info.fingerprint == first
     assert load(copy, dtype="bfloat16").info.fingerprint == first
     assert load(copy, layers=2).info.fingerprint != first

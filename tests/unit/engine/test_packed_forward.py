@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.config import ModelConfig
 from paceline.engine import Segment, load_runner
+from paceline.engine.kernels.build import NoKernelsError, load_library
 from paceline.errors import EngineError
 from paceline.testing.tiny_models import FAMILIES, tiny_model_dir
 
@@ -22,13 +23,27 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+LEAN = ("llama", "qwen2", "qwen3", "mistral")
+KINDS = [
+    *(pytest.param((family, 40, "reference"), id=f"{family}-reference") for family in FAMILIES),
+    *(pytest.param((family, 0, "lean"), id=f"{family}-lean") for family in LEAN),
+    *(pytest.param((family, 0, "torch"), id=f"{family}-lean-torch") for family in LEAN),
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def family(request, tmp_path_factory):
     """A runner and the same model as transformers loads it, without our attention."""
-    path = tiny_model_dir(
-        tmp_path_factory.mktemp(request.param), family=request.param, sliding_window=40, model_vocab=520
-    )
-    runner = load_runner(ModelConfig(name=str(path)), kv_slots=6, max_context=CONTEXT)
+    name, window, kind = request.param
+    path = tiny_model_dir(tmp_path_factory.mktemp(name), family=name, sliding_window=window, model_vocab=520)
+    settings = ModelConfig(name=str(path), runner="reference" if kind == "reference" else "lean")
+    with pytest.MonkeyPatch.context() as patch:
+        if kind == "torch":
+            patch.setenv("PACELINE_NO_COMPILER", "1")
+        elif kind == "lean" and not native_kernels():
+            pytest.skip("no native kernels on this machine")
+        runner = load_runner(settings, kv_slots=6, max_context=CONTEXT)
+    assert ("native" in runner.info.runner_reason) == (kind == "lean")
     plain = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
     return runner, plain
 
@@ -38,6 +53,13 @@ def runner(family):
     runner = family[0]
     yield runner
     assert runner.kv.is_idle(), "a test must give its slots back"
+
+
+def native_kernels():
+    try:
+        return load_library()
+    except NoKernelsError:
+        return None
 
 
 def ids(count, seed=0):

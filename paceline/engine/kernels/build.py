@@ -1,0 +1,120 @@
+"""Compiles the native kernels into the cache, once for this source, compiler and processor.
+
+A plain C interface instead of a Python extension: the compiler takes seconds, not half a minute, and the result
+depends neither on Python nor on torch.
+"""
+
+import ctypes
+import fcntl
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from paceline.errors import PacelineError
+from paceline.model_store import cache_dir
+
+_log = logging.getLogger(__name__)
+
+_SOURCE = Path(__file__).with_name("lean.cpp")
+_OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread")
+_DISABLE = "PACELINE_NO_COMPILER"
+_TIMEOUT_S = 300
+
+
+class NoKernelsError(PacelineError):
+    """There are no native kernels on this machine; the text says why. Everything works without them, slower."""
+
+
+class Library:
+    """The loaded kernels and the name under which equality of bits is promised."""
+
+    def __init__(self, path: Path) -> None:
+        self.functions = ctypes.CDLL(str(path))
+        self.name = f"native kernels {path.stem.removeprefix('lean-')[:12]}"
+
+
+_loaded: list[Library] = []
+
+
+def load_library() -> Library:
+    """The kernels, compiled now if nobody has yet. Raises NoKernelsError."""
+    if os.environ.get(_DISABLE):
+        raise NoKernelsError(f"{_DISABLE} is set")
+    if not _loaded:
+        _loaded.append(Library(_built()))
+    return _loaded[0]
+
+
+def _built() -> Path:
+    """Path of the shared library. Several processes may ask at once: one compiles, the others wait for it."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise NoKernelsError("no C++ compiler at hand")
+    options = [*_OPTIONS, f"-ffp-contract={'off' if _fuses_explicitly() else 'fast'}"]
+    directory = cache_dir() / "kernels"
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+        identity = "\n".join([_SOURCE.read_text(encoding="utf-8"), version, *options, _processor()])
+        target = directory / f"lean-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
+        if not target.exists():
+            directory.mkdir(parents=True, exist_ok=True)
+            with (directory / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # freed by the system when the process ends, however it ends
+                if not target.exists():
+                    _compile(compiler, options, target)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NoKernelsError(f"the kernels cannot be built: {_reason(error)}") from error
+    return target
+
+
+def _compile(compiler: str, options: list[str], target: Path) -> None:
+    _log.info("compiling kernels", extra={"compiler": compiler, "target": str(target)})
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as work:
+        made = Path(work) / target.name
+        subprocess.run(
+            [compiler, *options, str(_SOURCE), "-o", str(made)],
+            capture_output=True, text=True, check=True, timeout=_TIMEOUT_S,
+        )  # fmt: skip
+        made.rename(target)
+    _log.info("compiled kernels", extra={"seconds": round(time.monotonic() - start, 1)})
+
+
+def _fuses_explicitly() -> bool:
+    """Whether the source says itself where multiplication and addition are one operation."""
+    return "avx512f" in _processor()
+
+
+def _processor() -> str:
+    """Kind and abilities of the processor: what -march=native looks at."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    wanted = (
+        "vendor_id",
+        "cpu family",
+        "model",
+        "stepping",
+        "flags",
+        "Features",
+        "CPU implementer",
+        "CPU part",
+    )
+    found = dict(line.split(":", 1) for line in lines if ":" in line)
+    return "\n".join(
+        [platform.machine(), *(f"{k.strip()}{v}" for k, v in found.items() if k.strip() in wanted)]
+    )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError) and error.stderr:
+        lines = [line for line in error.stderr.splitlines() if "error" in line]
+        return lines[0].strip() if lines else "the compiler failed"
+    return str(error)

@@ -1,0 +1,217 @@
+"""The lean forward through the native kernels: float32 arithmetic on a CPU, the whole step in one call.
+
+The structures mirror those of ``lean.cpp``.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p, pointer
+
+import numpy as np
+import torch
+
+from paceline.engine.kernels.build import Library
+from paceline.engine.kv import SlotKV
+from paceline.engine.lean_weights import Checkpoint, LayerWeights, Projection, Shape, Unsuitable, join
+from paceline.engine.packing import Segment, check_segments
+
+PANEL = 32
+"""Outputs that lie side by side in memory."""
+_HALF = PANEL // 2
+_FLOAT32, _BFLOAT16 = 0, 1
+
+
+class _Linear(Structure):
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("format", c_int64),
+    )
+
+
+class _Layer(Structure):
+    _fields_ = (
+        ("attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("qkv", _Linear),
+        ("attention_out", _Linear),
+        ("gate_up", _Linear),
+        ("down", _Linear),
+    )
+
+
+class _Model(Structure):
+    _fields_ = (
+        ("layers", POINTER(_Layer)),
+        ("final_norm", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("head", _Linear),
+        ("num_layers", c_int64),
+        ("hidden", c_int64),
+        ("intermediate", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_size", c_int64),
+        ("epsilon", c_float),
+        ("scaling", c_float),
+    )
+
+
+class _Batch(Structure):
+    _fields_ = (
+        ("hidden", c_void_p),
+        ("positions", c_void_p),
+        ("slot_rows", c_void_p),
+        ("wanted", c_void_p),
+        ("logits", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("storage_rows", c_int64),
+        ("rows", c_int64),
+        ("num_wanted", c_int64),
+        ("num_layers", c_int64),
+    )
+
+
+class NativeBody:
+    """The weights of one model, laid out for the kernels, and its forward. For one thread at a time."""
+
+    def __init__(
+        self,
+        library: Library,
+        checkpoint: Checkpoint,
+        shape: Shape,
+        vocab_size: int,
+        rope: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Raises Unsuitable for weights that are missing or too many, and for sizes that the kernels do not have."""
+        self._library = library.functions
+        self._library.paceline_make.restype = c_void_p
+        self._library.paceline_make.argtypes = (POINTER(_Model), c_int64, c_int)
+        self._library.paceline_forward.argtypes = (c_void_p, POINTER(_Batch))
+        self._library.paceline_free.argtypes = (c_void_p,)
+        self._library.paceline_can_attend.argtypes = (c_int64,)
+        if not self._library.paceline_can_attend(shape.head_size):
+            raise Unsuitable(f"the native kernels have no attention for heads of size {shape.head_size}")
+        if shape.hidden % _HALF or shape.intermediate % _HALF:
+            raise Unsuitable(f"the native kernels need sizes that are multiples of {_HALF}")
+        self._kept: list[torch.Tensor] = []  # what the engine points to
+        self._formats: set[int] = set()
+        layers = (_Layer * shape.layers)()
+        for layer, weights in zip(layers, checkpoint.layers(shape), strict=True):
+            self._fill(layer, weights)
+        self._embedding = checkpoint.embedding(vocab_size, shape.hidden)
+        self._head_outputs = vocab_size
+        self._model = _Model(
+            layers=layers,
+            final_norm=self._vector(checkpoint.final_norm(shape.hidden)),
+            cosines=self._vector(rope[0]),
+            sines=self._vector(rope[1]),
+            head=self._linear(Projection(checkpoint.head(shape, vocab_size), None)),
+            num_layers=shape.layers,
+            hidden=shape.hidden,
+            intermediate=shape.intermediate,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_size=shape.head_size,
+            epsilon=shape.epsilon,
+            scaling=shape.head_size**-0.5,
+        )
+        capacity = len(rope[0])
+        self._engine = self._library.paceline_make(pointer(self._model), capacity, torch.get_num_threads())
+        stored = "bfloat16" if self._formats == {_BFLOAT16} else "float32"
+        self.kernels = f"{library.name}, weights stored as {stored}"
+
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            self._library.paceline_free(engine)
+
+    def forward(self, segments: Sequence[Segment], kv: SlotKV, layers: int) -> torch.Tensor:
+        """Logits [sum of num_logits, V] after the first ``layers`` layers; writes the KV rows, moves no length."""
+        check_segments(segments, kv)
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slot_rows: list[int] = []
+        wanted: list[int] = []
+        for segment in segments:
+            token_ids += segment.token_ids
+            positions += range(segment.start, segment.end)
+            slot_rows += [kv.row(segment.slot, 0)] * (segment.end - segment.start)
+            wanted += range(len(token_ids) - segment.num_logits, len(token_ids))
+        indices = [np.array(values, dtype=np.int64) for values in (positions, slot_rows, wanted)]
+        hidden = self._embedding[token_ids].float()
+        logits = torch.empty(len(wanted), self._head_outputs)
+        batch = _Batch(
+            hidden=hidden.data_ptr(),
+            positions=indices[0].ctypes.data,
+            slot_rows=indices[1].ctypes.data,
+            wanted=indices[2].ctypes.data,
+            logits=logits.data_ptr(),
+            keys=kv.keys.data_ptr(),
+            values=kv.values.data_ptr(),
+            storage_rows=kv.keys.shape[1],
+            rows=len(token_ids),
+            num_wanted=len(wanted),
+            num_layers=layers,
+        )
+        self._library.paceline_forward(self._engine, pointer(batch))
+        return logits
+
+    def _fill(self, layer: _Layer, weights: LayerWeights) -> None:
+        layer.attention_norm = self._vector(weights.attention_norm)
+        layer.mlp_norm = self._vector(weights.mlp_norm)
+        layer.query_norm = self._optional(weights.query_norm)
+        layer.key_norm = self._optional(weights.key_norm)
+        layer.qkv = self._linear(weights.query, weights.key, weights.value)
+        layer.attention_out = self._linear(weights.attention_out)
+        layer.gate_up = self._gate_up(weights.gate, weights.up)
+        layer.down = self._linear(weights.down)
+
+    def _gate_up(self, gate: Projection, up: Projection) -> _Linear:
+        """Sixteen gates, then their sixteen ups: one panel has all it takes to multiply them."""
+        joined = join([gate, up], _common_type(gate.weight))
+
+        def interleave(both: torch.Tensor) -> torch.Tensor:
+            return both.view(2, -1, _HALF, *both.shape[1:]).transpose(0, 1).reshape(both.shape)
+
+        bias = None if joined.bias is None else interleave(joined.bias)
+        return self._linear(Projection(interleave(joined.weight), bias))
+
+    def _linear(self, *parts: Projection) -> _Linear:
+        joined = join(list(parts), _common_type(*(part.weight for part in parts)))
+        weight = joined.weight
+        outputs, inputs = weight.shape
+        missing = -outputs % PANEL
+        if missing:
+            weight = torch.nn.functional.pad(weight, (0, 0, 0, missing))
+        panels = self._keep(weight.view(-1, PANEL, inputs).transpose(1, 2).contiguous())
+        bias = None
+        if joined.bias is not None:
+            bias = self._vector(torch.nn.functional.pad(joined.bias.float(), (0, missing)))
+        kind = _BFLOAT16 if weight.dtype == torch.bfloat16 else _FLOAT32
+        self._formats.add(kind)
+        return _Linear(weight=panels, bias=bias, inputs=inputs, outputs=outputs, format=kind)
+
+    def _vector(self, values: torch.Tensor) -> int:
+        return self._keep(values.to(torch.float32, copy=True).contiguous())
+
+    def _optional(self, values: torch.Tensor | None) -> int | None:
+        return None if values is None else self._vector(values)
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def _common_type(*weights: torch.Tensor) -> torch.dtype:
+    """bfloat16 where the checkpoint has nothing else: it comes back exactly, and half as much has to be read."""
+    return torch.bfloat16 if all(weight.dtype == torch.bfloat16 for weight in weights) else torch.float32
+
+
+assert ctypes.sizeof(c_void_p) == 8, "the kernels know 64-bit machines only"
