@@ -133,6 +133,7 @@ def generate_request(
     k: int | None = None,
     request_id: str = "",
     tenant: str = "",
+    priority: int = 0,
 ) -> router_pb2.GenerateRequest:
     """One request; give exactly one of ``text``, ``messages`` (role, content) and ``token_ids``.
 
@@ -147,6 +148,7 @@ def generate_request(
         task_type=task_type,
         request_id=request_id,
         tenant=tenant,
+        priority=priority,
         sampling=common_pb2.SamplingParams(
             temperature=temperature,
             top_k=top_k,

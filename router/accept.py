@@ -48,6 +48,7 @@ class Accepted:
 
     request_id: str
     tenant: str
+    priority: int
     prompt_ids: list[int]
     sampling: SamplingParams
     max_tokens: int
@@ -70,6 +71,7 @@ async def accept(parts: RouterParts, request: router_pb2.GenerateRequest, facts:
     return Accepted(
         request_id=request.request_id or secrets.token_hex(8),
         tenant=request.tenant,
+        priority=request.priority,
         prompt_ids=prompt_ids,
         sampling=sampling,
         max_tokens=max_tokens,

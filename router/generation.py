@@ -135,6 +135,7 @@ class Generation:
             stop_token_ids=sorted(accepted.stop_token_ids),
             plan=codec.plan_to_pb(accepted.plan),
             tenant=accepted.tenant,
+            priority=accepted.priority,
         )
         return ResumableDecode(
             self._parts.replicas,

@@ -215,6 +215,12 @@ class Drafts:
             )
         asked.asked_at = self._clock()
 
+    def pause(self, sequence: Sequence) -> None:
+        """The sequence gave up its memory: its mirror goes too, and is opened under a higher epoch later."""
+        asked = self._asked.get(sequence.id)
+        if asked is not None and asked.link is not None:
+            self._detach(asked)
+
     def close(self, sequence: Sequence) -> None:
         """The sequence is over."""
         asked = self._asked.pop(sequence.id, None)

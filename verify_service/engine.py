@@ -14,7 +14,7 @@ from paceline.engine import Runner
 from paceline.errors import CapacityError, EngineError, PacelineError, PeerLostError
 from verify_service.drafts import Block, Drafts, LinkPort, Proposal, Refusal
 from verify_service.scheduler import Scheduler, Work
-from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Sequence, State
+from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Sequence
 from verify_service.step import Outcome, run_step, take_blocks, tell_drafters
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class EngineState:
     kv_slots_free: int
     prefix_tokens_asked: int
     prefix_tokens_reused: int
+    preemptions: int
     drafters: dict[str, tuple[str, bool]]  # name -> version, available
 
 
@@ -50,7 +51,7 @@ class Engine:
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._num_queued = 0  # submitted, not admitted, under the lock
+        self._num_posted = 0  # submitted, not yet with the scheduler; under the lock
         self._stopping = False
         self._events: list[tuple[Sequence, Event]] = []
         self._progress_at = time.monotonic()
@@ -73,14 +74,14 @@ class Engine:
         """Queue a sequence; ``emit`` is called on the event loop. Raises CapacityError when the queue is full."""
         with self._lock:
             free = self._runner.kv.num_slots - self._scheduler.num_running
-            if self._num_queued >= self._max_queue + max(free, 0):
+            queued = self._num_posted + self._scheduler.num_waiting
+            if queued >= self._max_queue + free:
                 raise CapacityError(
-                    f"{self._num_queued} sequences wait for memory already, at most {self._max_queue} may",
-                    1.0,
+                    f"{queued} sequences wait for memory already, at most {self._max_queue} may", 1.0
                 )
-            self._num_queued += 1
+            self._num_posted += 1
         sequence = Sequence(next(self._ids), spec, emit, arrived=time.monotonic())
-        self._post(lambda: self._scheduler.add(sequence))
+        self._post(lambda: self._add(sequence))
         return sequence
 
     def cancel(self, sequence: Sequence) -> None:
@@ -108,11 +109,12 @@ class Engine:
         available = self._drafts.available()
         return EngineState(
             num_running=self._scheduler.num_running,
-            num_waiting=self._num_queued,
+            num_waiting=self._num_posted + self._scheduler.num_waiting,
             kv_slots=self._runner.kv.num_slots,
             kv_slots_free=self._runner.kv.num_slots - self._scheduler.num_running,
             prefix_tokens_asked=self._scheduler.slots.tokens_asked,
             prefix_tokens_reused=self._scheduler.slots.tokens_reused,
+            preemptions=self._scheduler.num_preempted,
             drafters={
                 name: (version, name in available)
                 for name, version in sorted(dict(self._drafts.known).items())
@@ -121,7 +123,7 @@ class Engine:
 
     def stalled_s(self) -> float:
         """For how long work has waited without any step finishing; 0 when idle."""
-        if not (self._scheduler.num_running or self._num_queued):
+        if not (self._scheduler.num_running or self._scheduler.num_waiting or self._num_posted):
             return 0.0
         return time.monotonic() - self._progress_at
 
@@ -171,11 +173,16 @@ class Engine:
             # A command concerns one sequence or one link; the engine lives on whatever a peer has sent.
             log.exception("engine command failed")
 
+    def _add(self, sequence: Sequence) -> None:
+        with self._lock:
+            self._num_posted -= 1
+        self._scheduler.add(sequence)
+
     def _admit(self) -> None:
         for sequence in self._scheduler.admit():
+            if sequence.admitted:
+                continue  # back after giving way
             sequence.admitted = time.monotonic()
-            with self._lock:
-                self._num_queued -= 1
             queue_s = sequence.admitted - sequence.arrived
             self._events.append((sequence, Admitted(sequence.admitted, queue_s, sequence.num_cached)))
 
@@ -187,7 +194,7 @@ class Engine:
         for outcome in outcomes:
             self._report(outcome)
         self._progress_at = time.monotonic()
-        self._scheduler.stepped(self._progress_at, self._progress_at - started)
+        self._scheduler.stepped(work, self._progress_at, self._progress_at - started)
 
     def _try_step(self, work: list[Work], blocks: list[Block | None]) -> list[Outcome]:
         """One step for all; if it fails, one for each, so that only the culprit ends."""
@@ -224,11 +231,6 @@ class Engine:
         self._end(sequence, keep=False)
 
     def _end(self, sequence: Sequence, *, keep: bool = True) -> None:
-        if sequence.state is State.ENDED:
-            return
-        if sequence.state is State.WAITING:
-            with self._lock:
-                self._num_queued -= 1
         self._scheduler.remove(sequence, keep=keep)
 
     def _stop(self) -> None:

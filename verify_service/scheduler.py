@@ -1,13 +1,15 @@
-"""Who runs: admission by free slots, and the rows of the next step. Engine thread only."""
+"""Who runs: admission by free slots, who gives way, and the rows of the next step. Engine thread only."""
 
-from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from paceline.engine import SlotKV
 from paceline.engine.prefix import PrefixSlots
+from verify_service.budget import PrefillBudget
 from verify_service.drafts import Drafts
 from verify_service.sequence import Sequence, State
+from verify_service.waiting import WaitingLine
 
 GATHER_SHARE = 0.25
 """Of a step's usual time: how long ready rows wait for rows whose proposal is on its way (DESIGN section 5)."""
@@ -26,16 +28,17 @@ class Work:
 
 
 class Scheduler:
-    """First come, first served; every running sequence takes part in every step, prefills under a token budget."""
+    """Admission in the order of ``waiting``; every running sequence takes part in every step, prompts under a budget."""
 
     def __init__(self, kv: SlotKV, drafts: Drafts, *, prefill_chunk: int) -> None:
         self._kv = kv
         self.slots = PrefixSlots(kv)
         self._drafts = drafts
-        self._prefill_chunk = prefill_chunk
-        self._waiting: deque[Sequence] = deque()
+        self._budget = PrefillBudget(prefill_chunk)
+        self._waiting = WaitingLine()
         self._running: dict[int, Sequence] = {}
         self._gather_until = 0.0
+        self.num_preempted = 0
 
     @property
     def num_running(self) -> int:
@@ -54,30 +57,55 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """A new sequence."""
-        self._waiting.append(sequence)
+        self._waiting.add(sequence)
 
     def admit(self) -> list[Sequence]:
         """Give slots to those who wait, as far as they go."""
         admitted = []
-        while self._waiting:
-            first = self._waiting[0]
+        while (first := self._waiting.first()) is not None:
             lease = self.slots.acquire(first.tokens, first.spec.tenant)
             if lease is None:
-                break
-            sequence = self._waiting.popleft()
+                if not self._preempt_for(first):
+                    break
+                continue
+            sequence = self._waiting.pop()
             sequence.slot, sequence.num_cached = lease.slot, lease.reused
             sequence.state = State.PREFILL
             self._running[sequence.id] = sequence
             admitted.append(sequence)
         return admitted
 
+    def _preempt_for(self, sequence: Sequence) -> bool:
+        """Make the youngest sequence of the lowest priority give way, if that is below ``sequence``'s.
+
+        It goes on later from its committed tokens: nothing but time is lost (I2).
+        """
+        victim = min(
+            self._running.values(),
+            key=lambda running: (running.spec.priority, -running.admitted),
+            default=None,
+        )
+        if victim is None or victim.spec.priority >= sequence.spec.priority:
+            return False
+        assert victim.slot is not None
+        self._drafts.pause(victim)
+        self.slots.release(victim.slot, victim.tokens)
+        victim.slot = None
+        victim.state = State.WAITING
+        del self._running[victim.id]
+        self._waiting.add(victim, in_front=True)
+        self.num_preempted += 1
+        return True
+
     def remove(self, sequence: Sequence, *, keep: bool = True) -> None:
         """The sequence ended: its slot is free, its mirror is closed. ``keep``: what the slot holds may be reused."""
+        if sequence.state is State.ENDED:
+            return
         if sequence.state is State.WAITING:
             self._waiting.remove(sequence)
-        elif sequence.state is not State.ENDED:
+        else:
             del self._running[sequence.id]
-            self._drafts.close(sequence)
+        self._drafts.close(sequence)
         if sequence.slot is not None:
             if keep:
                 self.slots.release(sequence.slot, sequence.tokens)
@@ -86,9 +114,11 @@ class Scheduler:
             sequence.slot = None
         sequence.state = State.ENDED
 
-    def stepped(self, ended: float, step_s: float) -> None:
-        """A step is over: how long the next one may gather rows follows from how long this one took."""
+    def stepped(self, work: SequenceOf[Work], ended: float, step_s: float) -> None:
+        """A step is over: how long the next one may gather rows, and how much prompt it may hold, follow from it."""
         self._gather_until = ended + GATHER_SHARE * step_s
+        prompt_tokens = sum(item.chunk for item in work if item.is_prefill)
+        self._budget.observe(step_s, prompt_tokens, decodes=any(not item.is_prefill for item in work))
 
     def next(self, now: float) -> tuple[list[Work], float | None]:
         """The next step's rows; none: look again at the given time, or (None) when something arrives.
@@ -99,7 +129,8 @@ class Scheduler:
         """
         work: list[Work] = []
         earliest: float | None = None
-        budget = self._prefill_chunk
+        decodes = any(sequence.state is State.RUNNING for sequence in self._running.values())
+        budget = self._budget.tokens(decodes=decodes)
         for sequence in self._running.values():
             if sequence.state is State.PREFILL:
                 assert sequence.slot is not None

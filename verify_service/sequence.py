@@ -30,6 +30,7 @@ class DecodeSpec:
     plan: Plan
     trace: TraceContext | None = None
     tenant: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
             kv_slots_free=state.kv_slots_free,
             prefix_tokens_asked=state.prefix_tokens_asked,
             prefix_tokens_reused=state.prefix_tokens_reused,
+            preemptions=state.preemptions,
         )
 
 
@@ -120,6 +121,7 @@ def decode_spec(request: verify_pb2.DecodeRequest, runner: Runner, trace: TraceC
         plan=codec.plan_from_pb(request.plan),
         trace=trace,
         tenant=request.tenant,
+        priority=request.priority,
     )
 
 

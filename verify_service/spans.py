@@ -38,7 +38,8 @@ class DecodeSpans:
             case Admitted():
                 pass
             case Run(record=None):
-                self._child(names.SPAN_QUEUE, self._arrived, event.started)
+                if self._last == self._arrived:  # else it gave way, and came back
+                    self._child(names.SPAN_QUEUE, self._arrived, event.started)
                 self._child(names.SPAN_PREFILL, event.started, event.ended)
                 self._last = event.ended
             case Run(record=RoundRecord() as record):

@@ -126,10 +126,11 @@ def _outcome(
     sequence.mark = ended
     if block is None:
         sequence.state = State.RUNNING
-        sequence.first_token = ended
-        return Outcome(
-            sequence, Run(position, verdict.committed, None, sequence.first_step, started, ended), verdict
-        )
+        if sequence.first_token:  # back after giving way: the time away was waiting
+            sequence.wait_s += ended - previous
+        else:
+            sequence.first_token, previous = ended, sequence.first_step
+        return Outcome(sequence, Run(position, verdict.committed, None, previous, started, ended), verdict)
     link_s = block.answered_at - block.asked_at
     draft_s = min(block.residence_s, link_s)
     record = RoundRecord(

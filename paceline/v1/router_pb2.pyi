@@ -148,6 +148,7 @@ class GenerateRequest(_message.Message):
     DECODING_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Raw text, tokenised as it is, without a chat template."""
     max_tokens: _builtins.int
@@ -161,6 +162,10 @@ class GenerateRequest(_message.Message):
     tenant: _builtins.str
     """Whose request it is, at most 128 characters: what sequences leave in memory is reused within one tenant only.
     Default: the tenant without a name.
+    """
+    priority: _builtins.int
+    """Higher goes first, and may take the memory of a running request of lower priority, which goes on later with the
+    same output. Default 0.
     """
     @_builtins.property
     def chat(self) -> Global___ChatInput:
@@ -201,10 +206,11 @@ class GenerateRequest(_message.Message):
         decoding: Global___DecodingOverride | None = ...,
         request_id: _builtins.str = ...,
         tenant: _builtins.str = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "chat", b"chat", "decoding", b"decoding", "input", b"input", "max_tokens", b"max_tokens", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "chat", b"chat", "decoding", b"decoding", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "task_type", b"task_type", "tenant", b"tenant", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "chat", b"chat", "decoding", b"decoding", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "task_type", b"task_type", "tenant", b"tenant", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015

@@ -33,12 +33,15 @@ class DecodeRequest(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The router's id of the request."""
     max_tokens: _builtins.int
     """Most output tokens, committed_ids included, >= 1."""
     tenant: _builtins.str
     """Memory of finished sequences is reused within one tenant only. Default: the tenant without a name."""
+    priority: _builtins.int
+    """Higher goes first, see GenerateRequest. Default 0."""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt, at least one token."""
@@ -70,10 +73,11 @@ class DecodeRequest(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         plan: _common_pb2.Plan | None = ...,
         tenant: _builtins.str = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_ids", b"committed_ids", "max_tokens", b"max_tokens", "plan", b"plan", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_ids", b"committed_ids", "max_tokens", b"max_tokens", "plan", b"plan", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -243,6 +247,7 @@ class GetModelInfoResponse(_message.Message):
     KV_SLOTS_FREE_FIELD_NUMBER: _builtins.int
     PREFIX_TOKENS_ASKED_FIELD_NUMBER: _builtins.int
     PREFIX_TOKENS_REUSED_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """Sequences that hold memory."""
     num_waiting: _builtins.int
@@ -255,6 +260,8 @@ class GetModelInfoResponse(_message.Message):
     """Prompt tokens admitted since start."""
     prefix_tokens_reused: _builtins.int
     """Those of them that were in memory already."""
+    preemptions: _builtins.int
+    """Times a running sequence gave its memory to one of higher priority."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
         """The target model."""
@@ -279,10 +286,11 @@ class GetModelInfoResponse(_message.Message):
         kv_slots_free: _builtins.int = ...,
         prefix_tokens_asked: _builtins.int = ...,
         prefix_tokens_reused: _builtins.int = ...,
+        preemptions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafters", b"drafters", "eos_token_ids", b"eos_token_ids", "kv_slots", b"kv_slots", "kv_slots_free", b"kv_slots_free", "model", b"model", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefix_tokens_asked", b"prefix_tokens_asked", "prefix_tokens_reused", b"prefix_tokens_reused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafters", b"drafters", "eos_token_ids", b"eos_token_ids", "kv_slots", b"kv_slots", "kv_slots_free", b"kv_slots_free", "model", b"model", "num_running", b"num_running", "num_waiting", b"num_waiting", "preemptions", b"preemptions", "prefix_tokens_asked", b"prefix_tokens_asked", "prefix_tokens_reused", b"prefix_tokens_reused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -119,7 +119,7 @@ async def test_an_error_of_our_own_ends_what_is_in_flight_and_nothing_else(runne
         await asyncio.sleep(0.05)
         original = engine._scheduler.stepped
 
-        def broken(ended: float, step_s: float) -> None:
+        def broken(work: Any, ended: float, step_s: float) -> None:
             engine._scheduler.stepped = original  # type: ignore[method-assign]
             raise ZeroDivisionError
 
