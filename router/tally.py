@@ -55,8 +55,10 @@ class Tally:
         self._arrived_at = arrived_at
         self._keep_rounds = keep_rounds
         self._first_token_at: float | None = None
+        self._last_token_at: float | None = None
         self._done = Timings()  # attempts that are over
         self._attempt: _Attempt | None = None
+        self._is_resumed = False  # the attempt goes on with a request that has delivered tokens
 
     @property
     def rounds_elided(self) -> int:
@@ -67,6 +69,7 @@ class Tally:
         """A replica took the request, for the first time or to go on with it."""
         self._end_attempt()
         self._attempt = _Attempt(queue_s, now)
+        self._is_resumed = self._first_token_at is not None
 
     def run(self, record: RoundRecord | None, delivered: int, now: float) -> int | None:
         """A run arrived, of which ``delivered`` tokens are output; gives the round's index within the request.
@@ -75,6 +78,7 @@ class Tally:
         """
         if self._first_token_at is None:
             self._first_token_at = now
+        self._last_token_at = now
         if self._attempt is not None:
             if self._attempt.first_run_at is None:
                 self._attempt.first_run_at = now
@@ -92,12 +96,12 @@ class Tally:
     def finished(self, timings: Timings) -> None:
         """The replica's own account of the Decode call that just ended."""
         self._attempt = None
-        self._done = _plus(self._done, timings)
+        self._count(timings)
 
     def timings(self, now: float) -> Timings:
         """Where the time went up to ``now``, the router's own two times included."""
-        known = _plus(self._done, self._attempt.timings()) if self._attempt else self._done
-        first = self._first_token_at
+        self._end_attempt()
+        known, first = self._done, self._first_token_at
         return replace(
             known,
             time_to_first_token_s=first - self._arrived_at if first is not None else 0.0,
@@ -106,8 +110,21 @@ class Tally:
 
     def _end_attempt(self) -> None:
         if self._attempt is not None:
-            self._done = _plus(self._done, self._attempt.timings())
+            self._count(self._attempt.timings())
             self._attempt = None
+
+    def _count(self, timings: Timings) -> None:
+        """Add an attempt. One that goes on with a request makes its decode time longer by the whole outage: from the
+        first token to the last one as the router saw them, of which the new queue and prefill are part (overhead).
+        """
+        if not self._is_resumed:
+            self._done = _plus(self._done, timings)
+            return
+        assert self._first_token_at is not None, "resumed behind the first token"
+        assert self._last_token_at is not None, "resumed behind the first token"
+        known = _plus(self._done, replace(timings, queue_s=0.0, prefill_s=0.0, decode_s=0.0))
+        parts_s = known.draft_s + known.network_s + known.wait_s + known.verify_s
+        self._done = replace(known, decode_s=max(self._last_token_at - self._first_token_at, parts_s))
 
 
 def _plus(a: Timings, b: Timings) -> Timings:

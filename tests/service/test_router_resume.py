@@ -60,7 +60,7 @@ async def test_rounds_count_on_and_times_add_up_over_replicas() -> None:
     indices = [chunk.round for chunk in answer.chunks if chunk.round is not None]
     assert indices == list(range(len(indices)))
     assert answer.finished.speculative.num_rounds == len(indices)
-    assert answer.finished.timings.queue_s == 0.5
+    assert answer.finished.timings.queue_s == 0.25  # what comes after the first token is decode time
     assert answer.finished.timings.draft_s >= len(indices) - 1
 
 

@@ -36,8 +36,8 @@ def test_rounds_are_renumbered_over_replicas_and_the_list_is_bounded() -> None:
     assert tally.stats.num_rounds == 4
 
 
-def test_times_are_the_reports_where_there_are_reports_else_what_was_seen() -> None:
-    """First replica lost: measured. Second: its own account. They add up."""
+def test_an_outage_counts_as_decode_time_that_no_round_explains() -> None:
+    """First replica lost, second goes on: what lies between, its queue and prefill too, is overhead of the decode time."""
     tally = Tally(0.0, keep_rounds=9)
     tally.admitted(0.5, 1.0)
     tally.run(None, 1, 3.0)
@@ -46,10 +46,11 @@ def test_times_are_the_reports_where_there_are_reports_else_what_was_seen() -> N
     tally.run(None, 1, 21.0)
     tally.finished(Timings(queue_s=0.25, prefill_s=1.0, decode_s=7.0, verify_s=6.0))
     timings = tally.timings(now=30.0)
-    assert timings.queue_s == 0.75
-    assert timings.prefill_s == 2.0 + 1.0
-    assert timings.decode_s == 11.0 + 7.0
+    assert timings.queue_s == 0.5
+    assert timings.prefill_s == 2.0
+    assert timings.decode_s == 21.0 - 3.0
     assert timings.verify_s == 4.0 + 6.0
+    assert timings.overhead_s == 18.0 - 10.0 - 6.0
     assert timings.time_to_first_token_s == 3.0
     assert timings.total_s == 30.0
 
