@@ -33,6 +33,7 @@ namespace {
 constexpr int kLanes = 16;
 constexpr int kPanel = 2 * kLanes;
 constexpr int kDepth = 64;  // inputs of a panel that stay in the first cache while all rows pass over them
+constexpr int kAhead = 32;  // inputs that are asked for in advance: with several rows the processor's own guess is late
 
 #if defined(__AVX512F__)
 constexpr int kMaxRows = 12;  // 24 sums and 2 weights fit into 32 registers
@@ -321,6 +322,8 @@ void multiply(const float* x, int64_t stride, const float* weight, int64_t depth
   }
   for (int64_t k = 0; k < depth; ++k) {
     const Vec low = load(weight + k * kPanel), high = load(weight + k * kPanel + kLanes);
+    __builtin_prefetch(weight + (k + kAhead) * kPanel);
+    __builtin_prefetch(weight + (k + kAhead) * kPanel + kLanes);
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
       const Vec value = splat(x[r * stride + k]);

@@ -3,7 +3,9 @@
 The structures mirror those of ``lean.cpp``.
 """
 
+import contextlib
 import ctypes
+import mmap
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p, pointer
 
@@ -78,6 +80,27 @@ class _Batch(Structure):
     )
 
 
+class _Arena:
+    """Memory for weights in large pages: they are read from end to end in every step."""
+
+    _REGION = 64 << 20
+    _ALIGNMENT = 64
+
+    def __init__(self) -> None:
+        self._region = torch.empty(0, dtype=torch.uint8)
+
+    def put(self, values: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy of ``values``."""
+        size = -(-values.nbytes // self._ALIGNMENT) * self._ALIGNMENT
+        if size > len(self._region):
+            memory = mmap.mmap(-1, max(size, self._REGION))
+            with contextlib.suppress(AttributeError, OSError):  # a system without large pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            self._region = torch.frombuffer(memory, dtype=torch.uint8)
+        taken, self._region = self._region[: values.nbytes], self._region[size:]
+        return taken.view(values.dtype).view(values.shape).copy_(values)
+
+
 class NativeBody:
     """The weights of one model, laid out for the kernels, and its forward. For one thread at a time."""
 
@@ -101,6 +124,7 @@ class NativeBody:
         if shape.hidden % _HALF or shape.intermediate % _HALF:
             raise Unsuitable(f"the native kernels need sizes that are multiples of {_HALF}")
         self._kept: list[torch.Tensor] = []  # what the engine points to
+        self._arena = _Arena()
         self._formats: set[int] = set()
         layers = (_Layer * shape.layers)()
         for layer, weights in zip(layers, checkpoint.layers(shape), strict=True):
@@ -190,7 +214,7 @@ class NativeBody:
         missing = -outputs % PANEL
         if missing:
             weight = torch.nn.functional.pad(weight, (0, 0, 0, missing))
-        panels = self._keep(weight.view(-1, PANEL, inputs).transpose(1, 2).contiguous())
+        panels = self._keep(self._arena.put(weight.view(-1, PANEL, inputs).transpose(1, 2)))
         bias = None
         if joined.bias is not None:
             bias = self._vector(torch.nn.functional.pad(joined.bias.float(), (0, missing)))

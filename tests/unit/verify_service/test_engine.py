@@ -115,8 +115,6 @@ async def test_an_error_of_our_own_ends_what_is_in_flight_and_nothing_else(runne
     engine = Engine(runner, VerifyConfig(), asyncio.get_running_loop())
     engine.start()
     try:
-        running = asyncio.create_task(decode(engine, [5, 6, 7], 240))
-        await asyncio.sleep(0.05)
         original = engine._scheduler.stepped
 
         def broken(work: Any, ended: float, step_s: float) -> None:
@@ -124,7 +122,7 @@ async def test_an_error_of_our_own_ends_what_is_in_flight_and_nothing_else(runne
             raise ZeroDivisionError
 
         engine._scheduler.stepped = broken  # type: ignore[method-assign]
-        _, end = await asyncio.wait_for(running, 10)
+        _, end = await asyncio.wait_for(decode(engine, [5, 6, 7], 240), 10)
         assert isinstance(end, Failed)
         assert isinstance(end.error, EngineError)
         ids, _ = await asyncio.wait_for(decode(engine, [5, 6, 7]), 10)
