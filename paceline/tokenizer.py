@@ -264,7 +264,10 @@ def _pattern_of(tokens: Sequence[tokenizers.AddedToken]) -> re.Pattern[str]:
 
 def _unused_character(texts: Iterable[str]) -> str:
     used = set().union(*map(set, texts))
-    return next(chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+    found = next((chr(code) for code in _PRIVATE_USE if chr(code) not in used), None)
+    if found is None:
+        raise InvalidRequestError.single("messages", "use every private character of Unicode; leave one out")
+    return found
 
 
 def _token_text(value: object) -> str:

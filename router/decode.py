@@ -36,7 +36,7 @@ class ResumableDecode:
         request: verify_pb2.DecodeRequest,
         journal: Journal,
         *,
-        identity: tuple[str, str],
+        identity: tuple[str, ...],
         resume_s: float,
         time_remaining: Callable[[], float | None],
         metadata: Sequence[tuple[str, str]] = (),

@@ -45,9 +45,10 @@ class ModelFacts:
     drafters: Mapping[str, Drafter] = field(default_factory=dict)
 
     @property
-    def identity(self) -> tuple[str, str]:
-        """Replicas of one identity continue each other's outputs."""
-        return self.info.fingerprint, self.info.dtype
+    def identity(self) -> tuple[str, ...]:
+        """Replicas of one identity continue each other's outputs: same values, same arithmetic."""
+        info = self.info
+        return info.fingerprint, info.dtype, info.device.partition(":")[0], info.runner, info.numerics
 
 
 class Replica:
@@ -140,7 +141,7 @@ class Replicas:
 
     async def pick(
         self,
-        identity: tuple[str, str] | None = None,
+        identity: tuple[str, ...] | None = None,
         *,
         min_context: int = 0,
         excluding: Collection[Replica] = (),
@@ -181,7 +182,7 @@ class Replicas:
         except TimeoutError:
             pass
 
-    def _drafters(self, identity: tuple[str, str]) -> dict[str, Drafter]:
+    def _drafters(self, identity: tuple[str, ...]) -> dict[str, Drafter]:
         """Of all replicas of ``identity``; one that is available anywhere is."""
         found: dict[str, Drafter] = {}
         for replica in self._replicas:
@@ -232,6 +233,8 @@ class Replicas:
             reply = await replica.stub.GetModelInfo(verify_pb2.GetModelInfoRequest(), timeout=PROBE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
+        except Exception as error:  # an answer that is no message must not end the watch over this replica
+            return f"unreadable answer: {type(error).__name__}"
         replica.learn(reply)
         theirs = reply.model.tokenizer_fingerprint
         replica.incompatible = theirs != self._tokenizer_fingerprint
@@ -243,7 +246,7 @@ class Replicas:
         return ""
 
 
-def _fits(replica: Replica, identity: tuple[str, str] | None, min_context: int) -> bool:
+def _fits(replica: Replica, identity: tuple[str, ...] | None, min_context: int) -> bool:
     if not replica.usable or replica.facts is None or replica.facts.info.max_context < min_context:
         return False
     return identity is None or replica.facts.identity == identity

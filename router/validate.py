@@ -8,14 +8,14 @@ Choices a serving engineer would look for here:
 - A prompt that cannot fit whatever its tokens are is refused by its size, before it is tokenised.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from paceline.errors import FieldViolation
+from paceline.ranges import MAX_K, Violations, sampling_violations, some
 from paceline.v1 import common_pb2, router_pb2
 from router.task_type import TASK_TYPES
 
@@ -23,13 +23,10 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_NAME_CHARACTERS = 128
-MAX_K = 64
 ROLES = ("system", "user", "assistant")
 
-_SHOWN_PER_LIST = 4  # wrong elements of one list that are named
 _SHOWN_CHARACTERS = 40
-
-Violations = Iterator[FieldViolation]
+_WALKED = 4096  # elements of a list that are looked at one by one, even where fewer are allowed
 
 
 def field_violations(
@@ -40,11 +37,17 @@ def field_violations(
     longest_token_bytes: int,
     drafters: Mapping[str, Any],
 ) -> list[FieldViolation]:
-    """Everything that can be said without tokenising; ``drafters`` are the known names."""
+    """Everything that can be said without tokenising; ``drafters`` are the known names.
+
+    What is too long is refused by its length alone: walking millions of elements would hold up every other request.
+    """
+    too_long = list(_too_long(request, max_context))
+    if too_long:
+        return too_long
     return [
         *unknown_field_violations(request),
         *_input(request, vocab_size, max_context, longest_token_bytes),
-        *_sampling(request.sampling, vocab_size),
+        *sampling_violations(request.sampling, vocab_size),
         *_limits(request, vocab_size),
         *_decoding(request.decoding, drafters),
         *_names(request),
@@ -103,6 +106,17 @@ def unknown_field_violations(message: Message, path: str = "") -> Violations:
             yield from unknown_field_violations(value, name)
 
 
+def _too_long(request: router_pb2.GenerateRequest, max_context: int) -> Violations:
+    for path, elements, most in (
+        ("chat.messages", request.chat.messages, max_context),
+        ("tokens.ids", request.tokens.ids, max_context - 1),
+        ("stop", request.stop, MAX_STOPS),
+        ("stop_token_ids", request.stop_token_ids, MAX_STOP_TOKEN_IDS),
+    ):
+        if len(elements) > max(most, _WALKED):
+            yield FieldViolation(path, f"{len(elements)} elements; expected at most {most}")
+
+
 def _input_path(request: router_pb2.GenerateRequest) -> str:
     return {"text": "text", "chat": "chat.messages", "tokens": "tokens.ids"}.get(
         request.WhichOneof("input") or "", "input"
@@ -124,7 +138,7 @@ def _input(
     elif form == "chat":
         if not request.chat.messages:
             yield FieldViolation(path, "empty; give at least one message")
-        yield from _some(_messages(request.chat), path)
+        yield from some(_messages(request.chat), path)
         size = sum(len(message.content.encode()) for message in request.chat.messages)
     else:
         ids = request.tokens.ids
@@ -134,7 +148,7 @@ def _input(
             yield FieldViolation(
                 path, f"{len(ids)} ids; the context holds {max_context}: at most {max_context - 1}"
             )
-        yield from _some(_token_ids(path, ids, vocab_size), path)
+        yield from some(_token_ids(path, ids, vocab_size), path)
     # No token stands for more bytes than the longest one: so many tokens are certain.
     if size > longest_token_bytes * (max_context - 1):
         yield FieldViolation(
@@ -163,44 +177,17 @@ def _token_ids(path: str, ids: Any, vocab_size: int) -> Violations:
             yield FieldViolation(f"{path}[{index}]", f"{token_id}; the vocabulary ends at {vocab_size - 1}")
 
 
-_NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
-    "temperature": (lambda v: v >= 0, ">= 0"),
-    "top_p": (lambda v: 0 < v <= 1, "in (0, 1]"),
-    "min_p": (lambda v: 0 <= v < 1, "in [0, 1)"),
-    "repetition_penalty": (lambda v: v > 0, "> 0"),
-    "presence_penalty": (lambda v: -2 <= v <= 2, "in [-2, 2]"),
-    "frequency_penalty": (lambda v: -2 <= v <= 2, "in [-2, 2]"),
-}
-
-
-def _sampling(params: common_pb2.SamplingParams, vocab_size: int) -> Violations:
-    for name, (fits, right) in _NUMBERS.items():
-        value = getattr(params, name)
-        if params.HasField(name) and not (math.isfinite(value) and fits(value)):  # type: ignore[arg-type]
-            yield FieldViolation(f"sampling.{name}", f"{value}; expected a number {right}")
-    yield from _some(_logit_bias(params.logit_bias, vocab_size), "sampling.logit_bias")
-
-
-def _logit_bias(logit_bias: Mapping[int, float], vocab_size: int) -> Violations:
-    for token_id, bias in sorted(logit_bias.items()):
-        path = f"sampling.logit_bias[{token_id}]"
-        if token_id >= vocab_size:
-            yield FieldViolation(path, f"no such token; the vocabulary ends at {vocab_size - 1}")
-        if not (math.isfinite(bias) and -100 <= bias <= 100):
-            yield FieldViolation(path, f"{bias}; expected a number in [-100, 100]")
-
-
 def _limits(request: router_pb2.GenerateRequest, vocab_size: int) -> Violations:
     if request.HasField("max_tokens") and request.max_tokens < 1:
         yield FieldViolation("max_tokens", f"{request.max_tokens}; expected at least 1")
     if len(request.stop) > MAX_STOPS:
         yield FieldViolation("stop", f"{len(request.stop)} strings; expected at most {MAX_STOPS}")
-    yield from _some(_stops(request.stop), "stop")
+    yield from some(_stops(request.stop), "stop")
     if len(request.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         yield FieldViolation(
             "stop_token_ids", f"{len(request.stop_token_ids)} ids; expected at most {MAX_STOP_TOKEN_IDS}"
         )
-    yield from _some(_token_ids("stop_token_ids", request.stop_token_ids, vocab_size), "stop_token_ids")
+    yield from some(_token_ids("stop_token_ids", request.stop_token_ids, vocab_size), "stop_token_ids")
 
 
 def _stops(stops: Any) -> Violations:
@@ -243,18 +230,6 @@ def _names(request: router_pb2.GenerateRequest) -> Violations:
             yield FieldViolation(field, f"{len(name)} characters; expected at most {MAX_NAME_CHARACTERS}")
         elif not name.isprintable():  # it stands in logs and traces
             yield FieldViolation(field, f"{_shown(name)}; expected printable characters")
-
-
-def _some(violations: Violations, path: str) -> Violations:
-    """The first few violations of a list's elements, and how many more there are."""
-    more = 0
-    for index, violation in enumerate(violations):
-        if index < _SHOWN_PER_LIST:
-            yield violation
-        else:
-            more += 1
-    if more:
-        yield FieldViolation(path, f"{more} more elements are wrong")
 
 
 def _shown(value: object) -> str:

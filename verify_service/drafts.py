@@ -20,12 +20,10 @@ RETRY_S = 1.0  # between two tries to open a sequence on replicas that had no ro
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A drafter's answer; empty ``token_ids``: no guess. Times are durations on the draft replica."""
+    """A drafter's answer; empty ``token_ids``: no guess. ``residence_s``: how long it was on the draft replica."""
 
     stamp: Stamp
     token_ids: list[int]
-    queue_s: float
-    draft_s: float
     residence_s: float
 
 
@@ -75,7 +73,9 @@ class _Asked:
     gate: ProposalGate = field(default_factory=ProposalGate)
     link: Link | None = None
     refused_by: set[str] = field(default_factory=set)
-    not_before: float = 0.0  # when to look for a link again
+    not_before: dict[str, float] = field(
+        default_factory=dict
+    )  # endpoints that had no room: when to ask again
     asked_at: float = 0.0
     answer: Proposal | None = None
     answered_at: float = 0.0
@@ -153,7 +153,7 @@ class Drafts:
         if reason is Refusal.FINAL:
             asked.refused_by.add(endpoint)
         elif reason is Refusal.LATER:
-            asked.not_before = self._clock() + RETRY_S
+            asked.not_before[endpoint] = self._clock() + RETRY_S
 
     def available(self) -> set[str]:
         """Drafters that some connected replica offers."""
@@ -238,13 +238,12 @@ class Drafts:
         drafter = asked.sequence.spec.plan.drafter
         length = len(asked.sequence.tokens)
         now = self._clock()
-        if now < asked.not_before:
-            return None
         offers = [
             link
             for endpoint, link in self._links.items()
             if drafter in link.drafters
             and endpoint not in asked.refused_by
+            and now >= asked.not_before.get(endpoint, 0.0)
             and (not link.max_context[drafter] or length < link.max_context[drafter])
         ]
         for link in sorted(offers, key=lambda link: len(link.sequences)):

@@ -75,6 +75,8 @@ class Engine:
         with self._lock:
             free = self._runner.kv.num_slots - self._scheduler.num_running
             queued = self._num_posted + self._scheduler.num_waiting
+            if not queued and not self._scheduler.num_running:
+                self._progress_at = time.monotonic()  # idle until now: that is no stall
             if queued >= self._max_queue + free:
                 raise CapacityError(
                     f"{queued} sequences wait for memory already, at most {self._max_queue} may", 1.0
@@ -153,13 +155,12 @@ class Engine:
     def _take_inbox(self, *, block: bool, until: float | None) -> None:
         """Run the commands that arrived; when there is no work, sleep for one, until the given time at most."""
         if block:
-            if not self._scheduler.num_running:
-                self._progress_at = time.monotonic()
             try:
                 timeout = None if until is None else max(0.0, until - time.monotonic())
-                self._command(self._inbox.get(timeout=timeout))
+                command = self._inbox.get(timeout=timeout)
             except queue.Empty:
                 return
+            self._command(command)
         while True:
             try:
                 self._command(self._inbox.get_nowait())

@@ -6,6 +6,7 @@ goes to the engine's inbox as values. Nothing that a draft replica does here can
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -31,6 +32,9 @@ _REFUSALS = {
 }
 
 
+_Outbox = asyncio.Queue[draft_pb2.LinkRequest | None]
+
+
 class LinkEvents:
     """What the client hands over, each call from the event loop."""
 
@@ -53,7 +57,7 @@ class LinkClient:
         self._events = events
         self._loop = asyncio.get_running_loop()
         self._update = draft_pb2.LinkUpdate()  # engine thread only
-        self._outbox: asyncio.Queue[draft_pb2.LinkRequest] | None = None  # event loop only
+        self._outbox: _Outbox | None = None  # event loop only
 
     async def run(self) -> None:
         """Keep the link up until cancelled."""
@@ -70,6 +74,10 @@ class LinkClient:
                     await asyncio.sleep(REFUSED_RETRY_S)
                     continue
                 was_up = self._outbox is not None
+            except Exception:
+                # Bytes that are no message, a fault of our own: the link is made anew, its sequences go on plainly.
+                log.exception("link failed", extra={"endpoint": self.endpoint})
+                was_up = False
             finally:
                 if self._outbox is not None:
                     self._outbox = None
@@ -82,7 +90,7 @@ class LinkClient:
     async def _converse(self) -> bool:
         # A channel of its own for each try: a shared one would impose its own back-off on reconnecting.
         async with open_channel(self.endpoint) as channel:
-            outbox: asyncio.Queue[draft_pb2.LinkRequest] = asyncio.Queue()
+            outbox: _Outbox = asyncio.Queue()
             outbox.put_nowait(draft_pb2.LinkRequest(hello=self._hello))
             stream = draft_pb2_grpc.DraftServiceStub(channel).Link(_drain(outbox))
             try:
@@ -101,6 +109,7 @@ class LinkClient:
                         break
             finally:
                 stream.cancel()
+                outbox.put_nowait(None)
         return self._outbox is not None
 
     def _welcomed(self, welcome: draft_pb2.LinkWelcome) -> None:
@@ -120,13 +129,7 @@ class LinkClient:
             reason = _REFUSALS.get(refusal.reason, Refusal.FINAL)
             self._events.refused(self.endpoint, refusal.sequence_id, refusal.epoch, reason)
         proposals = [
-            Proposal(
-                Stamp(p.sequence_id, p.epoch, p.base_len),
-                list(p.token_ids),
-                p.queue_s,
-                p.draft_s,
-                p.residence_s,
-            )
+            Proposal(Stamp(p.sequence_id, p.epoch, p.base_len), list(p.token_ids), _believable(p.residence_s))
             for p in message.proposals
         ]
         if proposals:
@@ -176,6 +179,12 @@ class LinkClient:
             self._outbox.put_nowait(request)
 
 
-async def _drain(outbox: asyncio.Queue[draft_pb2.LinkRequest]) -> AsyncIterator[draft_pb2.LinkRequest]:
-    while True:
-        yield await outbox.get()
+async def _drain(outbox: _Outbox) -> AsyncIterator[draft_pb2.LinkRequest]:
+    # Ends by a None: grpc.aio does not end the iterator of a call that is over.
+    while (request := await outbox.get()) is not None:
+        yield request
+
+
+def _believable(seconds: float) -> float:
+    """A duration as a peer tells it, or 0 where it cannot be one."""
+    return seconds if math.isfinite(seconds) and seconds >= 0 else 0.0

@@ -13,10 +13,12 @@ from paceline import codec
 from paceline.config import PacelineConfig
 from paceline.engine import Runner, load_runner
 from paceline.errors import FieldViolation, InvalidRequestError
+from paceline.ranges import MAX_K, sampling_violations
 from paceline.serving.server import TierServer
 from paceline.telemetry import names
 from paceline.telemetry.context import TraceContext, extract
 from paceline.telemetry.spans import Telemetry
+from paceline.types import Mode
 from paceline.v1 import common_pb2, draft_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.engine import Engine
 from verify_service.link_client import LinkClient, LinkEvents
@@ -109,6 +111,12 @@ def decode_spec(request: verify_pb2.DecodeRequest, runner: Runner, trace: TraceC
                 f"{request.max_tokens} leaves nothing to decode after {len(request.committed_ids)} committed tokens",
             )
         )
+    if len(request.stop_token_ids) > info.vocab_size:
+        violations.append(FieldViolation("stop_token_ids", f"{len(request.stop_token_ids)} ids"))
+    violations += sampling_violations(request.sampling, info.vocab_size)
+    plan = codec.plan_from_pb(request.plan)
+    if plan.mode is Mode.SPECULATIVE and not 1 <= plan.k_max <= MAX_K:
+        violations.append(FieldViolation("plan.k_max", f"{plan.k_max}; expected 1 to {MAX_K}"))
     if violations:
         raise InvalidRequestError(violations)
     return DecodeSpec(
@@ -118,7 +126,7 @@ def decode_spec(request: verify_pb2.DecodeRequest, runner: Runner, trace: TraceC
         sampling=codec.sampling_from_pb(request.sampling),
         max_tokens=request.max_tokens,
         stop_ids=frozenset(request.stop_token_ids),
-        plan=codec.plan_from_pb(request.plan),
+        plan=plan,
         trace=trace,
         tenant=request.tenant,
         priority=request.priority,

@@ -21,7 +21,8 @@ class DecodeSpans:
         self._trace = spec.trace
         self._arrived = arrived
         self._last = arrived
-        self._error: str | None = "cancelled"
+        self._error: str | None = None
+        self._finished = False
         self._attributes: dict[str, AttributeValue] = {
             names.REQUEST_ID: spec.request_id,
             names.PLAN_MODE: spec.plan.mode.value,
@@ -46,7 +47,7 @@ class DecodeSpans:
                 self._round(event, record)
                 self._last = event.ended
             case Finished():
-                self._error = None
+                self._finished = True
                 stats = event.stats
                 self._attributes |= {
                     names.GEN_AI_RESPONSE_FINISH_REASONS: [event.reason.value],
@@ -60,15 +61,17 @@ class DecodeSpans:
                 self._error = str(error)
 
     def end(self, now: float) -> None:
-        """The call is over, whichever way."""
+        """The call is over, whichever way. A caller that has enough (a stop string) cancels: that is no error."""
         if self._trace is None:
             return
+        if not self._finished and self._error is None:
+            self._attributes[names.CANCELLED] = True
         self._telemetry.record(
             names.SPAN_DECODE,
             self._trace,
             parent=self._parent,
             start=self._arrived,
-            end=now if self._error else self._last,
+            end=self._last if self._finished else now,
             attributes=self._attributes,
             error=self._error,
             kind="server",

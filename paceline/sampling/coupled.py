@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from paceline.errors import EngineError
 from paceline.sampling.noise import Domain, exponential, row_key, token_bits
 from paceline.sampling.processors import TokenRow, kept_ids, largest_logits, penalise
 from paceline.sampling.scan import Floats, Ids, indices_at_most, ratio_bounds, smallest, take
@@ -68,6 +69,8 @@ def _draw(logits: torch.Tensor, top: float, row: TokenRow) -> int:
         score = (logit - top) / params.temperature - math.log(exponential(token_bits(key, token)))
         if score > best_score:
             winner, best_score = token, score
+    if winner < 0:
+        raise EngineError(f"no token can be drawn with {params}")
     return winner
 
 

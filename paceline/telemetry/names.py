@@ -57,6 +57,7 @@ PLAN_LAW: Final = "paceline.plan.law"
 PLAN_REASON: Final = "paceline.plan.reason"
 NUMERICS: Final = "paceline.numerics"
 RESUMED: Final = "paceline.resumed"  # times the request moved to another verify replica
+CANCELLED: Final = "paceline.cancelled"  # the caller ended the call before its end
 REPLICA: Final = "paceline.replica"  # instance that served the other end of a call
 SEQUENCE_ID: Final = "paceline.sequence.id"
 EPOCH: Final = "paceline.sequence.epoch"

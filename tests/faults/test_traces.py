@@ -86,6 +86,25 @@ async def test_a_plain_request_has_no_draft_spans_and_long_ones_are_capped(pair:
     assert decode["attributes"][names.NUM_ROUND_SPANS_ELIDED] == 19
 
 
+async def test_a_stop_string_is_no_error_of_the_decode_span(pair: tuple[Path, Path]) -> None:
+    """The router has enough and cancels: the verify tier's span says so, and not that something failed."""
+    async with (
+        OtlpCollector() as collector,
+        running_stack(stack_config(*pair, [f'telemetry.otlp_endpoint="{collector.endpoint}"'])) as stack,
+    ):
+        whole = await stack.generate(text=PROMPT, temperature=0.0, max_tokens=60)
+        stop = next(c for c in whole.text[10:] if c.isalnum())
+        answer = await stack.generate(text=PROMPT, temperature=0.0, max_tokens=60, stop=[stop])
+        assert answer.finished.matched_stop == stop
+        trace_id = answer.started.trace_id
+        await collector.wait_for(
+            lambda spans: any(s["trace_id"] == trace_id and s["name"] == names.SPAN_DECODE for s in spans)
+        )
+        (decode,) = named(collector.trace(trace_id), names.SPAN_DECODE)
+        assert decode["error"] is None
+        assert decode["attributes"][names.CANCELLED] is True
+
+
 async def test_the_callers_trace_is_continued_and_an_unsampled_one_is_left_alone(
     pair: tuple[Path, Path],
 ) -> None:

@@ -232,3 +232,39 @@ async def test_questions_about_the_server_refuse_unknown_fields_too(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await router_pb2_grpc.RouterServiceStub(channel).ListRequests(bad)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_millions_of_tiny_messages_hold_nobody_up(served: tuple[Client, RunningVerify]) -> None:
+    """8 MB of empty chat messages are refused by their number; the event loop is not kept from the others."""
+    import asyncio
+
+    client, _ = served
+    count = 4_000_000
+    body = b"\x0a\x00" * count
+    length, size = b"", len(body)
+    while size >= 0x80:
+        length, size = length + bytes([size & 0x7F | 0x80]), size >> 7
+    slowest, done = 0.0, False
+
+    async def watch() -> None:
+        nonlocal slowest
+        while not done:
+            began = time.monotonic()
+            await asyncio.sleep(0.01)
+            slowest = max(slowest, time.monotonic() - began)
+
+    watching = asyncio.create_task(watch())
+    refused = await violations(client, b"\x12" + length + bytes([size]) + body)
+    done = True
+    await watching
+    assert list(refused) == ["chat.messages"]
+    assert slowest < 5.0  # it was 30 s
+
+
+async def test_a_chat_with_every_private_character_is_answered(served: tuple[Client, RunningVerify]) -> None:
+    """The template needs one character that the text does not use: without one there is an error, not a hang."""
+    from paceline.errors import InvalidRequestError
+
+    text = "".join(chr(code) for code in range(0x100000, 0x10FFFE))
+    with pytest.raises(InvalidRequestError):
+        tokenizer().encode_chat([("user", text)])

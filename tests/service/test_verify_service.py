@@ -1,6 +1,8 @@
 """The verify replica over a real socket, linked to draft replicas that misbehave."""
 
 import asyncio
+import gc
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -69,10 +71,10 @@ async def until_available(stub: Stub, available: bool = True) -> None:
 def request(
     plan: Plan, *, max_tokens: int = 30, prompt: Sequence[int] = PROMPT, **extra
 ) -> verify_pb2.DecodeRequest:
+    extra.setdefault("sampling", codec.sampling_to_pb(SamplingParams(temperature=0.0)))
     return verify_pb2.DecodeRequest(
         request_id="r",
         prompt_ids=prompt,
-        sampling=codec.sampling_to_pb(SamplingParams(temperature=0.0)),
         max_tokens=max_tokens,
         plan=codec.plan_to_pb(plan),
         **extra,
@@ -262,6 +264,88 @@ async def test_the_drafter_goes_in_mid_stream_and_comes_back(model: Path) -> Non
     assert second.questions > 0
 
 
+async def test_bytes_that_are_no_message_do_not_end_the_link_for_ever(
+    model: Path, plain_ids: list[int]
+) -> None:
+    """An unreadable answer costs the connection; the next one is used."""
+    good = ScriptedDraft(lambda a: [proposals(wrong(a))])
+    calls = []
+
+    async def link(requests: Any, context: Any) -> AsyncIterator[bytes]:
+        calls.append(1)
+        if len(calls) == 1:
+            async for _ in requests:
+                yield b"\xff\xff\xff\xff"
+            return
+        async for response in good.Link(requests, context):
+            yield response.SerializeToString()
+
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    handler = grpc.stream_stream_rpc_method_handler(
+        link, request_deserializer=draft_pb2.LinkRequest.FromString
+    )
+    handlers = grpc.method_handlers_generic_handler("paceline.v1.DraftService", {"Link": handler})
+    server.add_generic_rpc_handlers((handlers,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with verify(model, f"verify.draft_endpoints=['127.0.0.1:{port}']") as stub:
+            await until_available(stub)
+            assert (await decode(stub, request(SPECULATIVE)))[0] == plain_ids
+    finally:
+        await server.stop(0)
+
+
+@pytest.mark.parametrize("residence_s", [math.nan, -5.0, math.inf, -math.inf, 1e9])
+async def test_times_of_a_draft_replica_are_not_believed_blindly(model: Path, residence_s: float) -> None:
+    """Whatever it says, the parts of a round are finite, not negative, and make up the round."""
+
+    def reply(a: Asked) -> list[draft_pb2.LinkResponse]:
+        answer = wrong(a)
+        answer.residence_s = residence_s
+        return [proposals(answer)]
+
+    async with linked(model, ScriptedDraft(reply)) as stub:
+        _, _, finished = await decode(stub, request(SPECULATIVE))
+    timings = finished.timings
+    parts = [timings.draft_s, timings.network_s, timings.wait_s, timings.verify_s]
+    assert all(math.isfinite(part) and part >= 0 for part in parts)
+    assert sum(parts) == pytest.approx(timings.decode_s, rel=0.05)
+
+
+async def test_a_full_draft_replica_does_not_keep_a_sequence_from_one_with_room(model: Path) -> None:
+    """Refused for capacity by one, asked of the other in the next round."""
+    full = ScriptedDraft(lambda a: [refusal(a, draft_pb2.REFUSAL_REASON_CAPACITY)])
+    free = ScriptedDraft(lambda a: [proposals(wrong(a))])
+    async with (
+        scripted_draft(full) as one,
+        scripted_draft(free) as other,
+        verify(model, f"verify.draft_endpoints=['{one}', '{other}']") as stub,
+    ):
+        await until_available(stub)
+        await asyncio.sleep(0.5)
+        for _ in range(2):
+            _, _, finished = await decode(stub, request(SPECULATIVE))
+            assert finished.speculative.num_spec_steps > 20
+
+
+async def test_a_lost_link_leaves_no_task_behind(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing of the old stream is collected with a complaint."""
+    servicer = ScriptedDraft(lambda a: [proposals(wrong(a))])
+    server = scripted_draft(servicer)
+    endpoint = await server.__aenter__()
+    async with verify(model, f"verify.draft_endpoints=['{endpoint}']") as stub:
+        await until_available(stub)
+        await decode(stub, request(SPECULATIVE))
+        with caplog.at_level("ERROR", logger="asyncio"):
+            await server.__aexit__(None, None, None)
+            await until_available(stub, available=False)
+            await asyncio.sleep(0.2)
+            gc.collect()
+            await asyncio.sleep(0.1)
+        assert [record for record in caplog.records if record.name == "asyncio"] == []
+
+
 async def test_another_tokenizer_is_refused_and_the_request_goes_on(
     model: Path, plain_ids: list[int]
 ) -> None:
@@ -351,6 +435,19 @@ async def test_a_deadline_frees_the_sequence(model: Path) -> None:
         (request(Plan.plain("test"), prompt=[70] * 5000), "prompt_ids"),
         (request(Plan.plain("test"), max_tokens=0), "max_tokens"),
         (request(Plan.plain("test"), max_tokens=2, committed_ids=[70, 71]), "max_tokens"),
+        (request(Plan.speculative("scripted", 65, "test")), "plan.k_max"),
+        (request(Plan.speculative("scripted", 0, "test")), "plan.k_max"),
+        *(
+            (request(SPECULATIVE, sampling=common_pb2.SamplingParams(**{field: value})), f"sampling.{field}")
+            for field, value in (
+                ("temperature", math.nan),
+                ("temperature", -1.0),
+                ("top_p", 0.0),
+                ("min_p", 2.0),
+                ("repetition_penalty", 0.0),
+                ("presence_penalty", math.inf),
+            )
+        ),
     ],
 )
 async def test_what_cannot_be_decoded_is_refused(

@@ -1,6 +1,5 @@
 """Prefix reuse: what is kept, what is copied, and that a warm start gives the bits of a cold one."""
 
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings

@@ -70,7 +70,7 @@ def up(drafts: Drafts, endpoint: str = "a") -> Port:
 
 
 def proposal(epoch: int, base_len: int, *tokens: int, sequence_id: int = 1) -> Proposal:
-    return Proposal(Stamp(sequence_id, epoch, base_len), list(tokens), 0.0, 0.01, 0.02)
+    return Proposal(Stamp(sequence_id, epoch, base_len), list(tokens), 0.02)
 
 
 def test_first_ask_opens_with_all_tokens_and_the_next_commits_what_is_new(drafts: Drafts) -> None:

@@ -1,6 +1,7 @@
 """The engine thread on a tiny model: faults inside a step, memory that always comes back."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,6 +86,38 @@ async def test_a_failing_step_ends_only_the_culprit(runner: Runner) -> None:
         await asyncio.to_thread(engine.stop)
 
 
+class Slow:
+    """A runner whose steps take 0.3 s."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+        time.sleep(0.3)
+        return self._runner.forward(segments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+
+async def test_idle_time_is_no_stall(runner: Runner) -> None:
+    """The first request after an idle spell does not turn health NOT_SERVING."""
+    slow: Any = Slow(runner)
+    engine = Engine(slow, VerifyConfig(), asyncio.get_running_loop())
+    engine.start()
+    try:
+        await asyncio.sleep(1.5)
+        request = asyncio.create_task(decode(engine, [5, 6, 7], 3))
+        worst = 0.0
+        while not request.done():
+            worst = max(worst, engine.stalled_s())
+            await asyncio.sleep(0.02)
+        assert 0.0 < worst < 1.0
+        assert engine.stalled_s() == 0.0
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+
 async def test_stopping_answers_everyone(runner: Runner) -> None:
     """Each request ends in exactly one answer (I5): those in flight get a typed, retryable error."""
     engine = Engine(runner, VerifyConfig(), asyncio.get_running_loop())
@@ -115,14 +148,16 @@ async def test_an_error_of_our_own_ends_what_is_in_flight_and_nothing_else(runne
     engine = Engine(runner, VerifyConfig(), asyncio.get_running_loop())
     engine.start()
     try:
-        original = engine._scheduler.stepped
+        original, steps = engine._scheduler.stepped, []
 
         def broken(work: Any, ended: float, step_s: float) -> None:
-            engine._scheduler.stepped = original  # type: ignore[method-assign]
-            raise ZeroDivisionError
+            steps.append(1)
+            if len(steps) == 5:
+                raise ZeroDivisionError
+            original(work, ended, step_s)
 
         engine._scheduler.stepped = broken  # type: ignore[method-assign]
-        _, end = await asyncio.wait_for(decode(engine, [5, 6, 7], 240), 10)
+        _, end = await asyncio.wait_for(decode(engine, [5, 6, 7]), 10)
         assert isinstance(end, Failed)
         assert isinstance(end.error, EngineError)
         ids, _ = await asyncio.wait_for(decode(engine, [5, 6, 7]), 10)
