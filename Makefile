@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test setup model lint protos same-output clean
+.PHONY: run test setup model lint protos same-output gpu clean
 
 run: setup model  ## the main job: the stack under Ray, six real prompts, plain against speculative
 	$(BIN)/python -m cluster.demo
@@ -41,6 +41,9 @@ protos:
 
 same-output: setup model  ## 60 prompts, three drafters, three block lengths, two temperatures: equal to plain
 	$(BIN)/python -m evaluation.same_output
+
+gpu: setup  ## parity, same output and step costs on a GPU, with a random 1B-shaped model
+	$(BIN)/python -m benchmarks.gpu
 
 clean:
 	rm -rf $(VENV) .venv-protos build dist
