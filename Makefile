@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+# Spec-Bench's questions, wherever they are.
+PROMPTS ?= ../shared/data/spec_bench/question_open.jsonl
 STAMP := $(VENV)/.installed
 
 .PHONY: run test setup model lint protos same-output gpu clean
@@ -40,7 +42,8 @@ protos:
 	  --grpc_python_out=. --mypy_grpc_out=. $(addprefix protos/paceline/v1/,router.proto verify.proto draft.proto)
 
 same-output: setup model  ## 60 prompts, three drafters, three block lengths, two temperatures: equal to plain
-	$(BIN)/python -m evaluation.same_output
+	$(BIN)/python -m cluster.against --config evaluation/same_output.toml -- \
+	  $(BIN)/python -m evaluation.same_output --prompts $(PROMPTS)
 
 gpu: setup  ## parity, same output and step costs on a GPU, with a random 1B-shaped model
 	$(BIN)/python -m benchmarks.gpu

@@ -44,7 +44,7 @@ def billion_model_dir(path: Path) -> Path:
         eos_token_id=2,
     )
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model = transformers.LlamaForCausalLM(config).bfloat16()
     model.save_pretrained(path)
     write_tiny_tokenizer(path)
     return path

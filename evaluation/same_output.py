@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -210,7 +211,8 @@ def _with_gap(divergence: Divergence, plain: Answer, model: str) -> Divergence:
 def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--address", default="127.0.0.1:7440", help="the router")
+    address = os.environ.get("PACELINE_ADDRESS", "127.0.0.1:7440")
+    parser.add_argument("--address", default=address, help="the router; default: PACELINE_ADDRESS")
     parser.add_argument("--prompts", type=Path, required=True, help="Spec-Bench questions, JSONL")
     parser.add_argument("--per-category", type=int, default=10)
     parser.add_argument("--max-tokens", type=int, default=64)
