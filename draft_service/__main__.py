@@ -4,4 +4,4 @@ from draft_service.service import create_server
 from paceline.serving.main import run_tier
 
 if __name__ == "__main__":
-    run_tier("Paceline draft tier", create_server)
+    run_tier("draft", create_server)

@@ -158,7 +158,7 @@ async def create_server(config: PacelineConfig) -> TierServer:
 
 def serve(service: DraftService, config: DraftConfig) -> TierServer:
     """A server around ``service``, whose threads it starts, watches and ends."""
-    server = TierServer(config.server, services=[SERVICE])
+    server = TierServer(config.server, services=[SERVICE], section="draft.server")
     add_DraftServiceServicer_to_server(service, server.grpc_server)
     service.start()
     watch = asyncio.get_running_loop().create_task(_watch(service, server, config.stall_s))

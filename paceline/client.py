@@ -8,16 +8,25 @@
 Every failure is one of ``paceline.errors``.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline import codec
-from paceline.errors import EngineError
+from paceline.errors import (
+    EngineError,
+    FieldViolation,
+    IncompatiblePeerError,
+    InvalidRequestError,
+    PacelineError,
+    PeerLostError,
+)
 from paceline.serving.channel import error_from_rpc, open_channel
+from paceline.serving.status import DETAILS_KEY
 from paceline.types import (
     FinishReason,
     Mode,
@@ -29,6 +38,10 @@ from paceline.types import (
     Usage,
 )
 from paceline.v1 import common_pb2, router_pb2, router_pb2_grpc
+
+_UINT32, _UINT64, _INT32 = range(2**32), range(2**64), range(-(2**31), 2**31)
+_OTHER_TIERS = {"paceline.v1.VerifyService": "verify", "paceline.v1.DraftService": "draft"}
+_LOOK_TIMEOUT_S = 2.0
 
 _MODES = {Mode.PLAIN: common_pb2.DECODING_MODE_PLAIN, Mode.SPECULATIVE: common_pb2.DECODING_MODE_SPECULATIVE}
 
@@ -137,9 +150,21 @@ def generate_request(
 ) -> router_pb2.GenerateRequest:
     """One request; give exactly one of ``text``, ``messages`` (role, content) and ``token_ids``.
 
-    None leaves a choice to the server, ``mode`` too (automatic). Values are checked by the server, except those
-    that the wire cannot carry: they raise ValueError here.
+    None leaves a choice to the server, ``mode`` too (automatic). Values are checked by the server, except integers
+    that the wire cannot carry: they raise InvalidRequestError here, which names them all.
     """
+    wrong = [
+        *_beyond("sampling.top_k", top_k, _UINT32),
+        *(v for token_id in logit_bias or () for v in _beyond("sampling.logit_bias", token_id, _UINT32)),
+        *_beyond("sampling.seed", seed, _UINT64),
+        *_beyond("max_tokens", max_tokens, _UINT32),
+        *(v for token_id in stop_token_ids for v in _beyond("stop_token_ids", token_id, _UINT32)),
+        *(v for token_id in token_ids or () for v in _beyond("tokens.ids", token_id, _UINT32)),
+        *_beyond("decoding.k", k, _UINT32),
+        *_beyond("priority", priority, _INT32),
+    ]
+    if wrong:
+        raise InvalidRequestError(wrong)
     request = router_pb2.GenerateRequest(
         max_tokens=max_tokens,
         stop=stop,
@@ -181,6 +206,11 @@ def generate_request(
     return request
 
 
+def _beyond(field: str, value: int | None, carried: range) -> Iterator[FieldViolation]:
+    if value is not None and value not in carried:
+        yield FieldViolation(field, f"{value}; expected {carried[0]} to {carried[-1]}")
+
+
 class Client:
     """One channel to a router. Use it as an async context manager, within one event loop."""
 
@@ -208,15 +238,16 @@ class Client:
     ) -> AsyncGenerator[Event, None]:
         """The events of one request: one Started, Chunks, one Finished. Closing the iterator cancels the request."""
         call = self._stub.Generate(request, timeout=timeout_s, metadata=tuple(metadata))
-        finished = False
+        begun = finished = False
         try:
             async for message in call:
+                begun = True
                 event = _event(message)
                 if event is not None:
                     finished = finished or isinstance(event, Finished)
                     yield event
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from error
+            raise await self._meaning(error, begun=begun) from error
         finally:
             call.cancel()  # does nothing once the call is over
         if not finished:
@@ -227,7 +258,7 @@ class Client:
         try:
             reply = await self._stub.GetServerInfo(router_pb2.GetServerInfoRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from error
+            raise await self._meaning(error) from error
         return ServerInfo(
             reply.version,
             codec.model_info_from_pb(reply.model),
@@ -245,14 +276,47 @@ class Client:
         try:
             reply = await self._stub.ListRequests(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from error
+            raise await self._meaning(error) from error
         return tuple(_summary(message) for message in reply.requests)
+
+    async def _meaning(self, error: grpc.aio.AioRpcError, *, begun: bool = False) -> PacelineError:
+        """A failed call in our own terms; of a peer that is not the router or is gone, what a person should know."""
+        meant = error_from_rpc(error)
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            tier = await self._other_tier()
+            if tier:
+                return IncompatiblePeerError(f"{self.address} is the {tier} tier; requests go to the router")
+            return IncompatiblePeerError(f"{self.address} is not a Paceline router: it has no such call")
+        if isinstance(meant, PeerLostError) and not _said_by_us(error):
+            words = str(meant).removeprefix(f"{self.address}: ")
+            if begun:
+                words = f"the stream ended half-way, {words}; what has come so far stands"
+            return PeerLostError(f"{self.address}: {words}", meant.retry_after_s)
+        return meant
+
+    async def _other_tier(self) -> str:
+        """Which tier answers at the address, if not the router: its health service knows its own name only."""
+        if self._channel is None:
+            return ""
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        for service, tier in _OTHER_TIERS.items():
+            try:
+                await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=_LOOK_TIMEOUT_S)
+            except grpc.aio.AioRpcError:
+                continue
+            return tier
+        return ""
 
     @property
     def _stub(self) -> "router_pb2_grpc.RouterServiceAsyncStub":
         if self._channel is None:
             raise RuntimeError("the client is closed: use `async with Client(address) as client`")
         return router_pb2_grpc.RouterServiceStub(self._channel)
+
+
+def _said_by_us(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a Paceline server answered so, rather than gRPC for one that is gone."""
+    return any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
 
 
 def _event(message: router_pb2.GenerateResponse) -> Event | None:

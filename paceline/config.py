@@ -4,8 +4,11 @@ A topology file (TOML) holds one section per tier; every process gets its own se
 have the form ``section.key=value`` with the value in TOML notation (a bare word is taken as a string).
 """
 
+import difflib
+import json
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -112,7 +115,7 @@ class PlanRule(Section):
     drafter: str = "ngram"
     k: Annotated[int, Field(ge=1, le=64)] = 4
     reason: str = ""
-    """Shown to people; default: "table: <task type>"."""
+    """Shown to people."""
 
 
 class RouterConfig(Section):
@@ -156,7 +159,7 @@ class ClusterConfig(Section):
 
     ray_address: str = ""
     """Address of a running Ray cluster; empty: start a local one."""
-    ready_s: Annotated[float, Field(gt=0)] = 120.0
+    ready_s: Annotated[float, Field(gt=0)] = 300.0
     """Longest time to wait for all tiers to be healthy."""
     router: TierPlacement = TierPlacement()
     verify: TierPlacement = TierPlacement()
@@ -173,9 +176,18 @@ class PacelineConfig(Section):
     telemetry: TelemetryConfig = TelemetryConfig()
     cluster: ClusterConfig = ClusterConfig()
 
-    def to_toml_lines(self) -> list[str]:
-        """Every setting as ``section.key = value``, sorted, for printing at start."""
-        return sorted(f"{path} = {value!r}" for path, value in _flatten(self.model_dump(), ""))
+    def to_toml_lines(self, sections: Collection[str] = ()) -> list[str]:
+        """Every setting (of ``sections`` where given) as ``section.key = value``, sorted; together they are TOML again.
+
+        A setting that is absent (None) has no line: TOML has no word for it.
+        """
+        tree = self.model_dump(include=set(sections) if sections else None, exclude_none=True)
+        return sorted(f"{path} = {_toml(value)}" for path, value in _flatten(tree, ""))
+
+    def changed_toml_lines(self) -> list[str]:
+        """Those of ``to_toml_lines`` that are not so by default."""
+        default = set(PacelineConfig().to_toml_lines())
+        return [line for line in self.to_toml_lines() if line not in default]
 
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> PacelineConfig:
@@ -196,8 +208,40 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Pace
     try:
         return PacelineConfig.model_validate(tree)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))} = {e['input']!r}: {e['msg']}" for e in error.errors()]
+        lines = [_in_words(one["loc"], one["input"], one["type"], one["msg"]) for one in error.errors()]
         raise ConfigError("wrong settings:\n  " + "\n  ".join(lines)) from error
+
+
+def _in_words(location: tuple[int | str, ...], value: object, kind: str, message: str) -> str:
+    path = ".".join(map(str, location))
+    if kind != "extra_forbidden":
+        return f"{path} = {value!r}: {message}"
+    meant = _closest(path)
+    return f"{path} = {value!r}: there is no such setting" + (f"; did you mean {meant}?" if meant else "")
+
+
+def _closest(path: str) -> str:
+    """The setting, or the section, whose name is nearest to ``path``; empty where none is near."""
+    known = [*_paths(PacelineConfig, "")]
+    for table, entry in (("draft.drafters.", DrafterConfig), ("router.plans.", PlanRule)):
+        if path.startswith(table):
+            known = [*_paths(entry, f"{table}{path.removeprefix(table).partition('.')[0]}.")]
+    # A section may be misspelt too, or a setting be sought in another one: then the last part decides.
+    near = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
+    if not near:
+        section, _, last = path.rpartition(".")
+        known.sort(key=lambda one: not one.startswith(section))  # the same section first
+        by_last = {one.rpartition(".")[2]: one for one in reversed(known)}
+        near = [by_last[name] for name in difflib.get_close_matches(last, by_last, n=1, cutoff=0.8)]
+    return near[0] if near else ""
+
+
+def _paths(section: type[BaseModel], prefix: str) -> Iterator[str]:
+    """Every section and setting below ``section``, those of named tables (drafters, plans) aside."""
+    for name, info in section.model_fields.items():
+        yield prefix + name
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from _paths(info.annotation, f"{prefix}{name}.")
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
@@ -220,6 +264,22 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 def _flatten(node: Any, path: str) -> list[tuple[str, Any]]:
     if isinstance(node, dict) and node:
         return [
-            pair for key, child in node.items() for pair in _flatten(child, f"{path}.{key}" if path else key)
+            pair
+            for key, child in node.items()
+            for pair in _flatten(child, f"{path}.{_key(key)}" if path else _key(key))
         ]
     return [(path, node)]
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    """A value in TOML notation."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's; only DEL must be escaped in TOML and is not in JSON.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)  # numbers, true and false, {}

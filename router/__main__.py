@@ -4,4 +4,4 @@ from paceline.serving.main import run_tier
 from router.service import create_server
 
 if __name__ == "__main__":
-    run_tier("paceline router", create_server)
+    run_tier("router", create_server)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import grpc
 
 from paceline.errors import CapacityError, EngineError, PacelineError, PeerLostError
-from paceline.serving.status import DETAILS_KEY, error_from_rpc
+from paceline.serving.status import DETAILS_KEY, error_from_rpc, plain_words
 from paceline.v1 import verify_pb2
 from router.journal import Journal
 from router.replicas import Replica, Replicas
@@ -158,7 +158,8 @@ class ResumableDecode:
         # A living server's INTERNAL carries its status; without one the transport made it up for a stream that broke.
         answered = any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
         if isinstance(meant, PeerLostError) or (isinstance(meant, EngineError) and not answered):
-            return PeerLostError(f"verify replica {replica.address}: {code.name}: {error.details()}")
+            words = plain_words(code, error.details() or "").removeprefix(f"{replica.address}: ")
+            return PeerLostError(f"verify replica {replica.address}: {words}")
         return meant
 
 

@@ -17,26 +17,28 @@ MIN_SPECULATIVE_TOKENS = 20
 """Below so many output tokens the start of speculation does not pay itself back."""
 DEFAULT_K = 4
 
-_PLAIN = PlanRule(mode="plain")
+
+def _plain(reason: str) -> PlanRule:
+    return PlanRule(mode="plain", reason=reason)
+
+
 _TABLE: dict[str, PlanRule] = {
-    "code": PlanRule(mode="speculative", k=6, reason="table: code repeats names and idioms of its prompt"),
-    "extraction": PlanRule(mode="speculative", k=8, reason="table: extraction copies from its prompt"),
-    "rag": PlanRule(mode="speculative", k=6, reason="table: rag quotes the passage it was given"),
-    "rewriting": PlanRule(mode="speculative", k=8, reason="table: rewriting keeps most of its prompt"),
+    "code": PlanRule(mode="speculative", k=6, reason="code repeats names and idioms of its prompt"),
+    "extraction": PlanRule(mode="speculative", k=8, reason="extraction copies from its prompt"),
+    "rag": PlanRule(mode="speculative", k=6, reason="such an answer quotes the passage it was given"),
+    "rewriting": PlanRule(mode="speculative", k=8, reason="rewriting keeps most of its prompt"),
     "structured_output": PlanRule(
-        mode="speculative", k=6, reason="table: structured_output repeats keys of its prompt"
+        mode="speculative", k=6, reason="structured output repeats keys of its prompt"
     ),
-    "summarization": PlanRule(
-        mode="speculative", k=4, reason="table: summarization reuses phrases of its prompt"
-    ),
-    "classification": _PLAIN,
-    "chat": _PLAIN,
-    "creative_writing": _PLAIN,
-    "math_reasoning": _PLAIN,
-    "qa": _PLAIN,
-    "reasoning": _PLAIN,
-    "translation": _PLAIN,
-    DEFAULT: _PLAIN,
+    "summarization": PlanRule(mode="speculative", k=4, reason="summarization reuses phrases of its prompt"),
+    "classification": _plain("a class is named in a few tokens, too few for speculation to pay"),
+    "chat": _plain("prompt lookup rarely finds anything in chat"),
+    "creative_writing": _plain("prompt lookup rarely finds anything in creative writing"),
+    "math_reasoning": _plain("prompt lookup rarely finds the next step of a calculation"),
+    "qa": _plain("an answer from knowledge rarely repeats its question"),
+    "reasoning": _plain("prompt lookup rarely finds the next step of an argument"),
+    "translation": _plain("a translation shares few phrases with its prompt"),
+    DEFAULT: _plain("the type of task is unsure, and plain decoding is never worse"),
 }
 
 
@@ -64,32 +66,30 @@ class PlanTable:
     ) -> Plan:
         """The plan. ``drafters`` says which are known and whether each is available now."""
         if wish.mode is Mode.PLAIN:
-            return Plan.plain("plain: asked for by the request")
+            return Plan.plain("asked for by the request")
         rule = self._rules[task_type if task_type != UNSURE else DEFAULT]
         if wish.mode is Mode.SPECULATIVE:
             return self._as_wished(rule, wish, drafters)
-        reason = rule.reason or (
-            f"table: {DEFAULT}, type of task unsure" if task_type == UNSURE else f"table: {task_type}"
-        )
+        reason = rule.reason or f"a rule of router.plans for {DEFAULT if task_type == UNSURE else task_type}"
         if rule.mode == "plain":
             return Plan.plain(reason)
         if max_tokens < MIN_SPECULATIVE_TOKENS:
             return Plan.plain(
-                f"plain: at most {max_tokens} output tokens, under {MIN_SPECULATIVE_TOKENS} speculation does not pay"
+                f"at most {max_tokens} output tokens: under {MIN_SPECULATIVE_TOKENS} speculation does not pay"
             )
         if not drafters.get(rule.drafter):
             state = "not available now" if rule.drafter in drafters else "not known to the verify tier"
-            return Plan.plain(f"plain: drafter {rule.drafter!r} is {state} ({reason})")
+            return Plan.plain(f"drafter {rule.drafter!r} is {state}; with it: {reason}")
         return Plan.speculative(rule.drafter, rule.k, reason)
 
     def _as_wished(self, rule: PlanRule, wish: DecodingWish, drafters: Mapping[str, bool]) -> Plan:
         drafter = wish.drafter or _best_drafter(rule.drafter, drafters)
         if drafter is None:
             return Plan.plain(
-                "plain: speculative was asked for by the request, but the verify tier knows no drafter"
+                "speculative decoding was asked for by the request, but the verify tier knows no drafter"
             )
         k = wish.k or (rule.k if rule.mode == "speculative" else DEFAULT_K)
-        reason = "speculative: asked for by the request"
+        reason = "asked for by the request"
         if not drafters.get(drafter):
             # The verify tier goes on plainly and takes the drafter up when it is back.
             reason += f"; drafter {drafter!r} is not available now, so rounds are plain until it is"

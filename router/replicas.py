@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline import codec
 from paceline.errors import IncompatiblePeerError, PeerLostError
 from paceline.serving.channel import open_channel
+from paceline.serving.status import plain_words
 from paceline.types import ModelInfo
 from paceline.v1 import verify_pb2, verify_pb2_grpc
 
@@ -202,7 +203,7 @@ class Replicas:
         words = "; ".join(said) or "router.verify_endpoints is empty"
         if self._replicas and all(replica.incompatible for replica in self._replicas):
             return IncompatiblePeerError(words)
-        return PeerLostError(f"no verify replica can be used ({words})")
+        return PeerLostError(f"no verify replica can be used now ({words})")
 
     # --- watching ---
 
@@ -232,7 +233,7 @@ class Replicas:
                 return "not serving"
             reply = await replica.stub.GetModelInfo(verify_pb2.GetModelInfoRequest(), timeout=PROBE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            return f"{error.code().name}: {error.details()}"
+            return plain_words(error.code(), error.details() or "").removeprefix(f"{replica.address}: ")
         except Exception as error:  # an answer that is no message must not end the watch over this replica
             return f"unreadable answer: {type(error).__name__}"
         replica.learn(reply)

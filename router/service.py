@@ -86,7 +86,7 @@ async def create_server(config: PacelineConfig) -> TierServer:
     parts = RouterParts(
         config.router, tokenizer, replicas, plans, RecentRequests(config.router.keep_requests), telemetry
     )
-    server = TierServer(config.router.server, services=[SERVICE])
+    server = TierServer(config.router.server, services=[SERVICE], section="router.server")
     router_pb2_grpc.add_RouterServiceServicer_to_server(RouterService(parts), server.grpc_server)
 
     async def stop() -> None:

@@ -223,7 +223,7 @@ def _names(request: router_pb2.GenerateRequest) -> Violations:
     if request.task_type and request.task_type not in TASK_TYPES:
         yield FieldViolation(
             "task_type",
-            f"{_shown(request.task_type)}; expected one of GetServerInfo's task_types, for example {TASK_TYPES[-2]}",
+            f"{_shown(request.task_type)}; expected one of {', '.join(TASK_TYPES)}",
         )
     for field, name in (("request_id", request.request_id), ("tenant", request.tenant)):
         if len(name) > MAX_NAME_CHARACTERS:

@@ -4,4 +4,4 @@ from paceline.serving.main import run_tier
 from verify_service.service import create_server
 
 if __name__ == "__main__":
-    run_tier("paceline-verify", create_server)
+    run_tier("verify", create_server)

@@ -161,6 +161,7 @@ async def create_server(config: PacelineConfig) -> TierServer:
     """The verify tier, loaded and ready to start."""
     loop = asyncio.get_running_loop()
     started = time.monotonic()
+    log.info("loading the model", extra={"model": config.model.name})
     runner = await asyncio.to_thread(
         load_runner,
         config.model,
@@ -180,7 +181,7 @@ async def create_server(config: PacelineConfig) -> TierServer:
     verify_id = f"{socket.gethostname()}:{os.getpid()}"
     telemetry = Telemetry.setup(config.telemetry, service_name=names.SERVICE_VERIFY, instance_id=verify_id)
     engine = Engine(runner, config.verify, loop)
-    server = TierServer(config.verify.server, services=[SERVICE])
+    server = TierServer(config.verify.server, services=[SERVICE], section="verify.server")
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(
         VerifyService(engine, runner, telemetry), server.grpc_server
     )

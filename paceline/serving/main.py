@@ -21,20 +21,21 @@ EXIT_CONFIG = 2
 Build = Callable[[PacelineConfig], Awaitable[TierServer]]
 
 
-def run_tier(title: str, build: Build, argv: Sequence[str] | None = None) -> None:
-    """Run one tier until SIGTERM or SIGINT; ends the process.
+def run_tier(tier: str, build: Build, argv: Sequence[str] | None = None) -> None:
+    """Run one tier (``draft``, ``verify`` or ``router``) until SIGTERM or SIGINT; ends the process.
 
-    Prints the resolved settings, then ``listening on HOST:PORT`` once calls are answered. The first signal drains, a
+    Prints the settings that concern it, then ``listening on HOST:PORT`` once calls are answered. The first signal drains, a
     second one cuts. Exit codes: 0 stopped, 2 wrong settings, 1 could not start for another known reason.
     """
+    title = f"paceline {tier}"
     arguments = _parser(title).parse_args(argv)
     logs.configure()
     try:
         config = load_config(arguments.config, arguments.set)
-        for line in config.to_toml_lines():
+        for line in config.to_toml_lines(sections=("model", tier, "telemetry")):
             print(line)
         sys.stdout.flush()
-        asyncio.run(_serve(title, build, config))
+        asyncio.run(_serve(tier, build, config))
     except ConfigError as error:
         print(f"{title}: {error}", file=sys.stderr)
         sys.exit(EXIT_CONFIG)
@@ -59,7 +60,7 @@ def _parser(title: str) -> argparse.ArgumentParser:
     return parser
 
 
-async def _serve(title: str, build: Build, config: PacelineConfig) -> None:
+async def _serve(tier: str, build: Build, config: PacelineConfig) -> None:
     """Build, start, and stop when told to: while still building by giving up, afterwards by draining."""
     signals = asyncio.Queue[signal.Signals]()
     loop = asyncio.get_running_loop()
@@ -77,7 +78,7 @@ async def _serve(title: str, build: Build, config: PacelineConfig) -> None:
     try:
         await server.start()
         print(f"listening on {server.address}", flush=True)
-        _logger.info("serving", extra={"tier": title, "address": server.address})
+        _logger.info("serving", extra={"tier": tier, "address": server.address})
         stopped = asyncio.create_task(server.wait())
         await asyncio.wait({told, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if told.done():

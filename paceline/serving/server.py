@@ -31,6 +31,9 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
 )
 
+CANNOT_LISTEN = "cannot listen on"
+"""In the message of every address that cannot be had: whoever chose it may choose another one."""
+
 _LAST_WORDS_S = 1.0  # for calls that were cut, to send their status
 _SETTLE_S = 0.05  # for calls that have answered and are on their way out
 _FOREVER_S = 1e6
@@ -41,11 +44,13 @@ Callback = Callable[[], Awaitable[None]]
 class TierServer:
     """A server that is built, started and stopped once. Every method belongs to one event loop.
 
-    ``services`` are the full names of what will be added to ``grpc_server`` before ``start``.
+    ``services`` are the full names of what will be added to ``grpc_server`` before ``start``; ``section`` is where the
+    settings come from, for messages.
     """
 
-    def __init__(self, config: ServerConfig, *, services: Sequence[str]) -> None:
+    def __init__(self, config: ServerConfig, *, services: Sequence[str], section: str = "server") -> None:
         self._config = config
+        self._section = section
         self._in_flight = InFlight()
         self._background = InFlight()
         self._health = HealthService(services)
@@ -104,7 +109,7 @@ class TierServer:
             self._port = self.grpc_server.add_insecure_port(self._config.address)
         except RuntimeError as error:
             raise ConfigError(
-                f"server.host, server.port: cannot listen on {self._config.address} (in use, or not of this machine)"
+                f"{self._section}.host, {self._section}.port: {CANNOT_LISTEN} {self._config.address} (in use, or not of this machine)"
             ) from error
         await self.grpc_server.start()
         self._health.set(self._serving)

@@ -13,6 +13,7 @@
 clients take 8 KiB by default (message percent-encoded, details in base64), so long texts and lists are cut to fit.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -150,11 +151,43 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> PacelineError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return CapacityError(message or code.name, retry_after_s)
     if code in _PEER_IS_GONE:
-        return PeerLostError(message or code.name, retry_after_s)
+        return PeerLostError(message if reason else plain_words(code, message), retry_after_s)
     if code in _PEER_IS_ANOTHER:
         blame = ConfigError if reason == "CONFIG" else IncompatiblePeerError
         return blame(message or code.name)
     return EngineError(message or code.name)
+
+
+_UNREACHABLE = {
+    "Connection refused": "nobody listens there",
+    "No route to host": "there is no way to that machine",
+    "Network is unreachable": "there is no way to that machine",
+    "DNS resolution failed": "no machine has that name",
+    "Name or service not known": "no machine has that name",
+    "connect failed": "it cannot be reached",
+}
+_BROKEN = (
+    "Socket closed",
+    "Connection reset",
+    "Broken pipe",
+    "recvmsg",
+    "GOAWAY",
+    "ping timeout",
+    "keepalive",
+)
+
+
+def plain_words(code: grpc.StatusCode, message: str) -> str:
+    """What gRPC says of a peer that is gone, for a person: the address where it is told, then what is the matter."""
+    for theirs, ours in _UNREACHABLE.items():
+        if theirs in message:
+            found = re.search(r"ipv[46]:(?:%5B)?(\[?[\w.:]+\]?:\d+)", message)
+            return f"{found[1]}: {ours}" if found else ours
+    if any(sign in message for sign in _BROKEN):
+        return "the connection broke: the other side has ended or does not answer"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "no answer in time"
+    return message or code.name
 
 
 _DETAIL_TYPES = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo)

@@ -19,7 +19,7 @@ from paceline.types import (
 )
 from paceline.v1 import common_pb2, router_pb2, router_pb2_grpc
 
-SPECULATIVE = Plan.speculative("ngram", 4, "table: qa")
+SPECULATIVE = Plan.speculative("ngram", 4, "answers repeat their question")
 ROUNDS = tuple(
     RoundRecord(
         i, 10 + 2 * i, 4, 1, 0, 2, ProposalOutcome.USED, "ngram", 1, 5, 0.001, 0.002, 0.0, 0.03, 0.028, 0.001

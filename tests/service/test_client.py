@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import sys
 
 import pytest
 import pytest_asyncio
@@ -9,10 +11,18 @@ import scripted_router
 
 from paceline.client import Chunk, Client, Finished, Started, generate_request
 from paceline.config import load_config
-from paceline.errors import CapacityError, EngineError, InvalidRequestError, PeerLostError
+from paceline.errors import (
+    CapacityError,
+    EngineError,
+    IncompatiblePeerError,
+    InvalidRequestError,
+    PeerLostError,
+)
 from paceline.serving import TierServer
 from paceline.types import FinishReason, Mode
 from paceline.v1 import router_pb2_grpc
+
+VERIFY = "paceline.v1.VerifyService"
 
 
 @pytest_asyncio.fixture
@@ -63,7 +73,7 @@ async def test_a_stream_without_an_answer_is_an_error(router):
 async def test_nobody_there_is_a_lost_peer():
     """The error names the address that was called."""
     async with Client("127.0.0.1:1") as client:
-        with pytest.raises(PeerLostError):
+        with pytest.raises(PeerLostError, match=r"^127\.0\.0\.1:1: nobody listens there$"):
             await client.server_info()
 
 
@@ -87,3 +97,42 @@ async def test_requests_and_server_info(router):
     assert request.plan.mode is Mode.SPECULATIVE
     assert info.model == scripted_router.INFO
     assert [(one.name, one.available) for one in info.drafters] == [("ngram", True), ("small", False)]
+
+
+async def test_another_tier_says_which_one_it_is():
+    """The address of the verify tier instead of the router's: said in words."""
+    server = TierServer(load_config(None).router.server.model_copy(update={"port": 0}), services=[VERIFY])
+    await server.start()
+    try:
+        async with Client(server.address) as client:
+            with pytest.raises(IncompatiblePeerError, match="is the verify tier; requests go to the router"):
+                await client.server_info()
+            with pytest.raises(IncompatiblePeerError, match="is the verify tier"):
+                await anext(client.generate(generate_request(text="x")))
+    finally:
+        await server.stop(0.0)
+
+
+async def test_a_router_that_dies_in_mid_stream_is_said_in_plain_words():
+    """No words of the transport: the address, and that the connection broke."""
+    code = (
+        "import asyncio, sys; sys.path.insert(0, 'tests/service')\n"
+        "import scripted_router; from paceline.config import load_config\n"
+        "async def main():\n"
+        "    server = await scripted_router.create_server(load_config(None, ['router.server.port=0']))\n"
+        "    await server.start(); print(server.address, flush=True); await asyncio.sleep(60)\n"
+        "asyncio.run(main())"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": "."}
+    )
+    assert process.stdout is not None
+    address = (await process.stdout.readline()).decode().strip()
+    async with Client(address) as client:
+        with pytest.raises(
+            PeerLostError, match=f"{address}: the stream ended half-way, the connection broke"
+        ):
+            async for event in client.generate(generate_request(text="forever")):
+                if isinstance(event, Chunk) and event.text == "[forever]":
+                    process.kill()
+    await process.wait()

@@ -239,5 +239,5 @@ async def test_the_plan_reaches_the_verify_tier_and_the_reply_names_it() -> None
     assert gone.started.plan.mode is Mode.SPECULATIVE
     assert "not available" in gone.started.plan.reason
     assert table.started.plan.mode is Mode.SPECULATIVE
-    assert table.started.plan.reason.startswith("table")
+    assert table.started.plan.reason == "extraction copies from its prompt"
     assert "decoding was plain" in table.finished.plan.reason

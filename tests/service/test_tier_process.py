@@ -31,14 +31,14 @@ async def create_server(config):
         await asyncio.sleep(60)
     if config.model.name == "broken":
         raise EngineError("the weights are torn")
-    server = TierServer(config.router.server, services=["paceline.v1.RouterService"])
+    server = TierServer(config.router.server, services=["paceline.v1.RouterService"], section="router.server")
     router_pb2_grpc.add_RouterServiceServicer_to_server(Tier(), server.grpc_server)
     async def stopped():
         print("callback ran", flush=True)
     server.on_stop(stopped)
     return server
 
-run_tier("test tier", create_server)
+run_tier("router", create_server)
 """
 
 
@@ -119,7 +119,7 @@ async def test_a_second_signal_cuts():
         (("--set", "router.server.prot=1"), 2, "router.server.prot"),
         (("--set", "nonsense"), 2, "expected section.key=value"),
         (("--config", "/nowhere.toml"), 2, "/nowhere.toml"),
-        (("--set", "router.server.host=203.0.113.1"), 2, "203.0.113.1"),
+        (("--set", "router.server.host=203.0.113.1"), 2, "router.server.port: cannot listen on 203.0.113.1"),
         (("--set", "model.name=broken"), 1, "the weights are torn"),
     ],
 )
@@ -129,7 +129,7 @@ async def test_what_cannot_start_says_why_in_one_message(arguments, code, words)
         returned, _, err = await end(process)
     assert returned == code, err
     assert words in err
-    assert "test tier: " in err
+    assert "paceline router: " in err
     assert "Traceback" not in err
 
 

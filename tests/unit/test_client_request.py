@@ -3,6 +3,7 @@
 import pytest
 
 from paceline.client import generate_request
+from paceline.errors import InvalidRequestError
 from paceline.types import Mode
 from paceline.v1 import common_pb2
 
@@ -45,7 +46,20 @@ def test_exactly_one_form_of_prompt():
         generate_request(text="a", token_ids=[1])
 
 
-def test_a_number_beyond_the_wire_is_a_value_error():
-    """A negative seed cannot be written as an unsigned integer."""
-    with pytest.raises(ValueError, match="-1"):
-        generate_request(text="a", seed=-1)
+def test_integers_beyond_the_wire_are_refused_by_name():
+    """A negative seed cannot be written as an unsigned integer; all such fields are named at once."""
+    with pytest.raises(InvalidRequestError) as caught:
+        generate_request(
+            text="a", seed=-1, max_tokens=2**32, k=-2, top_k=-3, priority=2**31, stop_token_ids=[7, -7]
+        )
+    assert [one.field for one in caught.value.violations] == [
+        "sampling.top_k",
+        "sampling.seed",
+        "max_tokens",
+        "stop_token_ids",
+        "decoding.k",
+        "priority",
+    ]
+    assert caught.value.violations[2].description == "4294967296; expected 0 to 4294967295"
+    edge = generate_request(text="a", seed=2**64 - 1, priority=-(2**31))
+    assert (edge.sampling.seed, edge.priority) == (2**64 - 1, -(2**31))

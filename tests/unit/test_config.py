@@ -143,6 +143,56 @@ def test_every_setting_is_printed():
     lines = load_config(None, ["verify.kv_slots=5"]).to_toml_lines()
     assert lines == sorted(lines)
     assert "verify.kv_slots = 5" in lines
-    assert "verify.server.host = '127.0.0.1'" in lines
-    assert "draft.drafters.ngram.kind = 'ngram'" in lines
+    assert 'verify.server.host = "127.0.0.1"' in lines
+    assert 'draft.drafters.ngram.kind = "ngram"' in lines
     assert len(lines) == len(set(lines))
+
+
+def test_a_tier_prints_its_own_sections_only():
+    """What is not its business is left out."""
+    lines = load_config().to_toml_lines(sections=("model", "verify", "telemetry"))
+    assert {line.split(".")[0] for line in lines} == {"model", "verify", "telemetry"}
+
+
+def test_the_printed_settings_are_a_file_that_gives_them_again(tmp_path):
+    """Quotes, backslashes, control characters, odd names of drafters, lists and truth values survive."""
+    config = load_config(
+        None,
+        [
+            "draft.drafters={ 'a.b \"' = { kind = 'model', model = { name = 'x' } } }",
+            'model.name="a\\u007f\\t\\"ø"',
+            "verify.draft_endpoints=['a:1','b:2']",
+            "cluster.verify.resources={}",
+        ],
+    )
+    assert load_config(written(tmp_path, "\n".join(config.to_toml_lines()))) == config
+
+
+def test_what_differs_from_the_defaults_is_told_apart():
+    """Nothing without settings, one line for each that was set."""
+    assert load_config().changed_toml_lines() == []
+    assert load_config(None, ["verify.kv_slots=5"]).changed_toml_lines() == ["verify.kv_slots = 5"]
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("verify.kv_slot=3", "verify.kv_slots"),
+        ("verfy.kv_slots=3", "verify"),
+        ("kv_slots=3", "verify.kv_slots"),
+        ("router.port=3", "router.server.port"),
+        ("draft.drafters.x={kind='ngram', min_mach=3}", "draft.drafters.x.min_match"),
+        ("router.plans.code={mode='plain', drafer='x'}", "router.plans.code.drafter"),
+    ],
+)
+def test_an_unknown_setting_is_answered_with_the_nearest_one(override, meant):
+    """A slip of the finger, a section left out, a level left out."""
+    with pytest.raises(ConfigError, match=f"no such setting; did you mean {meant}\\?"):
+        load_config(None, [override])
+
+
+def test_no_guess_is_made_where_nothing_is_near():
+    """A wrong hint is worse than none."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ["nosuch.key=1"])
+    assert "did you mean" not in str(caught.value)
