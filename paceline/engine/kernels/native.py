@@ -20,7 +20,10 @@ from paceline.engine.packing import Segment, check_segments
 PANEL = 32
 """Outputs that lie side by side in memory."""
 _HALF = PANEL // 2
-_FLOAT32, _BFLOAT16 = 0, 1
+_BLOCK = 32
+"""Inputs that share a scale in the formats of blocks."""
+_FLOAT32, _BFLOAT16, _BLOCKS_4, _BLOCKS_8 = range(4)
+_STORED = {_FLOAT32: "float32", _BFLOAT16: "bfloat16", _BLOCKS_4: "4-bit blocks", _BLOCKS_8: "8-bit blocks"}
 
 
 class _Linear(Structure):
@@ -91,14 +94,18 @@ class _Arena:
 
     def put(self, values: torch.Tensor) -> torch.Tensor:
         """A contiguous copy of ``values``."""
-        size = -(-values.nbytes // self._ALIGNMENT) * self._ALIGNMENT
+        return self.take(values.nbytes).view(values.dtype).view(values.shape).copy_(values)
+
+    def take(self, count: int) -> torch.Tensor:
+        """``count`` bytes."""
+        size = -(-count // self._ALIGNMENT) * self._ALIGNMENT
         if size > len(self._region):
             memory = mmap.mmap(-1, max(size, self._REGION))
             with contextlib.suppress(AttributeError, OSError):  # a system without large pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
             self._region = torch.frombuffer(memory, dtype=torch.uint8)
-        taken, self._region = self._region[: values.nbytes], self._region[size:]
-        return taken.view(values.dtype).view(values.shape).copy_(values)
+        taken, self._region = self._region[:count], self._region[size:]
+        return taken
 
 
 class NativeBody:
@@ -119,6 +126,9 @@ class NativeBody:
         self._library.paceline_forward.argtypes = (c_void_p, POINTER(_Batch))
         self._library.paceline_free.argtypes = (c_void_p,)
         self._library.paceline_can_attend.argtypes = (c_int64,)
+        self._library.paceline_block_bytes.argtypes = (c_int64,)
+        self._library.paceline_block_bytes.restype = c_int64
+        self._library.paceline_pack.argtypes = (c_int64, c_void_p, c_int64, c_int64, c_void_p)
         if not self._library.paceline_can_attend(shape.head_size):
             raise Unsuitable(f"the native kernels have no attention for heads of size {shape.head_size}")
         if shape.hidden % _HALF or shape.intermediate % _HALF:
@@ -148,8 +158,8 @@ class NativeBody:
         )
         capacity = len(rope[0])
         self._engine = self._library.paceline_make(pointer(self._model), capacity, torch.get_num_threads())
-        stored = "bfloat16" if self._formats == {_BFLOAT16} else "float32"
-        self.kernels = f"{library.name}, weights stored as {stored}"
+        stored = " and ".join(_STORED[kind] for kind in sorted(self._formats))
+        self.kernels = f"{library.name}, weights kept exactly in {stored}"
 
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)
@@ -209,18 +219,28 @@ class NativeBody:
 
     def _linear(self, *parts: Projection) -> _Linear:
         joined = join(list(parts), _common_type(*(part.weight for part in parts)))
-        weight = joined.weight
-        outputs, inputs = weight.shape
-        missing = -outputs % PANEL
-        if missing:
-            weight = torch.nn.functional.pad(weight, (0, 0, 0, missing))
-        panels = self._keep(self._arena.put(weight.view(-1, PANEL, inputs).transpose(1, 2)))
+        outputs, inputs = joined.weight.shape
+        kind, panels = self._panels(joined.weight)
+        self._formats.add(kind)
         bias = None
         if joined.bias is not None:
-            bias = self._vector(torch.nn.functional.pad(joined.bias.float(), (0, missing)))
-        kind = _BFLOAT16 if weight.dtype == torch.bfloat16 else _FLOAT32
-        self._formats.add(kind)
+            bias = self._vector(torch.nn.functional.pad(joined.bias.float(), (0, -outputs % PANEL)))
         return _Linear(weight=panels, bias=bias, inputs=inputs, outputs=outputs, format=kind)
+
+    def _panels(self, weight: torch.Tensor) -> tuple[int, int]:
+        """Format and address of ``weight`` in the smallest form from which every number comes back bit for bit."""
+        outputs, inputs = weight.shape
+        count = -(-outputs // PANEL)
+        if weight.dtype == torch.bfloat16:
+            return _BFLOAT16, self._keep(self._arena.put(_panels(weight)))
+        weight = weight.contiguous()
+        for kind in (_BLOCKS_4, _BLOCKS_8) if inputs % _BLOCK == 0 else ():
+            blocks = torch.empty(
+                count * (inputs // _BLOCK) * self._library.paceline_block_bytes(kind), dtype=torch.uint8
+            )
+            if self._library.paceline_pack(kind, weight.data_ptr(), inputs, outputs, blocks.data_ptr()):
+                return kind, self._keep(self._arena.put(blocks))
+        return _FLOAT32, self._keep(self._arena.put(_panels(weight)))
 
     def _vector(self, values: torch.Tensor) -> int:
         return self._keep(values.to(torch.float32, copy=True).contiguous())
@@ -231,6 +251,13 @@ class NativeBody:
     def _keep(self, tensor: torch.Tensor) -> int:
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def _panels(weight: torch.Tensor) -> torch.Tensor:
+    """[panels, inputs, 32], the last panel padded with zeros."""
+    outputs, inputs = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, -outputs % PANEL))
+    return padded.view(-1, PANEL, inputs).transpose(1, 2)
 
 
 def _common_type(*weights: torch.Tensor) -> torch.dtype:
