@@ -13,11 +13,9 @@ from draft_service.news import Close, Deliver, Event, Extend, Open, Question
 from draft_service.refusal import Refusal, RefusalReason
 from draft_service.worker import DraftWorker
 from paceline.link import Fate, MirrorState, Stamp
+from paceline.ranges import MAX_K
 from paceline.telemetry.context import TraceContext
 from paceline.types import SamplingParams
-
-MAX_K = 64
-"""Most guesses that may be asked for at once."""
 
 MAX_CLOSED = 4096
 """Closed sequences remembered for each link. What is older cannot be on its way any more."""
