@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from cluster.topology import WILDCARD_HOSTS
 from paceline.config import PacelineConfig
+from paceline.errors import PacelineError
+from paceline.serving.logs import KeyValueFormatter
 
 if TYPE_CHECKING:
     from paceline.serving.server import TierServer
@@ -58,7 +60,7 @@ class TierActor:
         self._server: TierServer | None = None
         self._started: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._log = _log_to(spec.log_path)
-        logger.info("%s starts, pid %d", spec.name, os.getpid())
+        logger.info("starting", extra={"tier": spec.name, "pid": os.getpid()})
         self._thread = threading.Thread(target=self._run, name=f"{spec.name}-loop", daemon=True)
         self._thread.start()
         try:
@@ -69,7 +71,7 @@ class TierActor:
             # Ray gives an actor up whose constructor raises, but restarts one whose process ends.
             time.sleep(RETRY_S)
             _end_process()
-        logger.info("%s serves on %s", spec.name, self._address)
+        logger.info("serving", extra={"tier": spec.name, "address": self._address})
 
     def address(self) -> str:
         """host:port where the tier listens; known from the moment it serves."""
@@ -91,12 +93,12 @@ class TierActor:
         if self._stopping or self._loop is None or self._server is None:
             return
         self._stopping = True
-        logger.info("%s drains", self._spec.name)
+        logger.info("draining", extra={"tier": self._spec.name, "num_calls": self._server.num_in_flight})
         stopping = asyncio.run_coroutine_threadsafe(self._server.stop(drain_s), self._loop)
         with contextlib.suppress(concurrent.futures.CancelledError):  # the loop ends with the server
             stopping.result()
         self._thread.join()
-        logger.info("%s has stopped", self._spec.name)
+        logger.info("stopped", extra={"tier": self._spec.name})
         logging.getLogger().removeHandler(self._log)
         self._log.close()
 
@@ -105,12 +107,15 @@ class TierActor:
         try:
             asyncio.run(self._serve())
         except BaseException as error:
-            logger.exception("%s failed", self._spec.name)
+            # What was raised on purpose says all in its message; of a fault of ours the log needs the traceback.
+            meant = isinstance(error, PacelineError)
+            fields = {"tier": self._spec.name, "error": f"{type(error).__name__}: {error}"}
+            logger.error("tier failed", exc_info=None if meant else error, extra=fields)
             if not self._started.done():
                 self._started.set_exception(error)
                 return
         if not self._stopping:
-            logger.error("%s ended by itself", self._spec.name)
+            logger.error("tier ended by itself", extra={"tier": self._spec.name})
             _end_process()
 
     async def _serve(self) -> None:
@@ -120,6 +125,21 @@ class TierActor:
         await self._server.start()
         self._started.set_result(self._server.address)
         await self._server.wait()
+
+
+class DraftTier(TierActor):
+    """The name by which Ray shows the process, in ``ps`` too: ray::DraftTier."""
+
+
+class VerifyTier(TierActor):
+    """ray::VerifyTier."""
+
+
+class RouterTier(TierActor):
+    """ray::RouterTier."""
+
+
+TIER_CLASSES: dict[str, type[TierActor]] = {"draft": DraftTier, "verify": VerifyTier, "router": RouterTier}
 
 
 def _load(factory: str) -> CreateServer:
@@ -153,7 +173,7 @@ def _end_process() -> NoReturn:
 def _log_to(path: str) -> logging.Handler:
     """The process is the tier's own, so its root logger is ours to set. An empty path is standard error."""
     handler = logging.FileHandler(path, encoding="utf-8") if path else logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.setFormatter(KeyValueFormatter())
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)

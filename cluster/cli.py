@@ -7,7 +7,10 @@ once. Exit codes: 0 done, 1 the server failed, 2 wrong input or settings, 3 the 
 
 import asyncio
 import contextlib
+import dataclasses
+import enum
 import io
+import json
 import shutil
 import signal
 import sys
@@ -15,16 +18,24 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline import __version__
-from paceline.errors import CapacityError, ConfigError, InvalidRequestError, PacelineError, PeerLostError
+from paceline.errors import (
+    CapacityError,
+    ConfigError,
+    FieldViolation,
+    InvalidRequestError,
+    PacelineError,
+    PeerLostError,
+)
 
 if TYPE_CHECKING:
     from cluster.launch import Cluster
-    from paceline.client import Finished, RequestSummary
+    from paceline.client import Client, Finished, RequestSummary, Started
+    from paceline.config import PacelineConfig
     from paceline.v1.router_pb2 import GenerateRequest
 
 EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -77,17 +88,25 @@ def up(
 ) -> None:
     """Start draft, verify and router under Ray; stop them with Ctrl-C."""
     with _errors():
+        from rich.console import Console
+
         from cluster.launch import running_cluster
+        from cluster.progress import progress_on
         from paceline.config import load_config
 
         signal.signal(
             signal.SIGTERM, signal.default_int_handler
         )  # while starting, like Ctrl-C: take all down again
         started = time.monotonic()
-        with running_cluster(load_config(config, overrides or ()), progress=_note) as cluster:
-            typer.echo(
-                f"All tiers serve, after {time.monotonic() - started:.1f} s. Logs: {cluster.log_dir or 'on the nodes'}"
-            )
+        settings = load_config(config, overrides or ())
+        with (
+            progress_on(Console(stderr=True, highlight=False)) as say,
+            running_cluster(settings, progress=say, keep_logs=True) as cluster,
+        ):
+            typer.echo(f"All tiers serve, after {time.monotonic() - started:.1f} s.")
+            typer.echo(settings_in_words(settings, cluster))
+            if cluster.log_dir:
+                typer.echo(f"Logs, kept after the stop, too: {cluster.log_dir}")
             pids = cluster.pids()
             for name, address in zip(cluster.names, cluster.all_addresses, strict=True):
                 typer.echo(f"  {name:<10} {address:<22} pid {pids[name]}")
@@ -95,8 +114,13 @@ def up(
                 "" if cluster.router_address == DEFAULT_ADDRESS else f" --address {cluster.router_address}"
             )
             typer.echo(f'Try: paceline generate "Why is the sky blue?"{where}')
+            typer.echo(
+                f"Ctrl-C stops: requests in flight get up to {cluster.drain_s:g} s (drain_s), once more stops at once."
+            )
             _until_stopped(cluster, pids)
             _note("draining; once more to stop at once")
+        if cluster.log_dir:
+            _note(f"stopped; logs in {cluster.log_dir}")
 
 
 @app.command()
@@ -109,7 +133,22 @@ def generate(
             "--chat/--raw", help="As a user's turn in the model's chat template, or the text as it is."
         ),
     ] = True,
+    system: Annotated[str, typer.Option(help="The system's turn before the prompt; with --chat only.")] = "",
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Only so many likeliest tokens; 0: all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Only the likeliest tokens of this mass.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Only tokens at least so likely, relative to the likeliest.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: tokens seen before get rarer.")
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Off the logit of every token put out before.")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="The same, once for each time it was put out.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Key of the draw; default: the server picks one.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
     plain: Annotated[
@@ -121,40 +160,63 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the output; repeat for more.")
     ] = None,
+    tenant: Annotated[
+        str, typer.Option(help="Whose request it is; memory is reused within one tenant.")
+    ] = "",
+    priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
     stats: Annotated[bool, typer.Option("--stats", help="Say in detail where the time went.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End standard output with one line of JSON: ids, plan, figures.")
+    ] = False,
 ) -> None:
     """Stream an answer to standard output, then one line of figures to standard error."""
     with _errors():
-        from paceline.client import generate_request
         from paceline.types import Mode
 
+        wrong = []
         if plain and (drafter is not None or k is not None):
-            raise InvalidRequestError.single("--plain", "means no drafter: leave out --drafter and --k")
+            wrong.append(FieldViolation("--plain", "means no drafter: leave out --drafter and --k"))
+        if system and not chat:
+            wrong.append(FieldViolation("--system", "needs the chat template: leave out --raw"))
         text = sys.stdin.read() if prompt == "-" else prompt
-        mode = Mode.PLAIN if plain else Mode.SPECULATIVE if drafter is not None or k is not None else None
-        try:
-            request = generate_request(
-                text=None if chat else text,
-                messages=[("user", text)] if chat else None,
-                temperature=temperature,
-                seed=seed,
-                max_tokens=max_tokens,
-                stop=stop or (),
-                task_type=task,
-                mode=mode,
-                drafter=drafter,
-                k=k,
-            )
-        except ValueError as error:  # numbers that the wire cannot carry
-            raise InvalidRequestError.single("options", str(error)) from error
-        asyncio.run(_generate(address, request, stats=stats))
+        told = [("system", system)] if system else []
+        fields: dict[str, Any] = {
+            "text": None if chat else text,
+            "messages": [*told, ("user", text)] if chat else None,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "seed": seed,
+            "max_tokens": max_tokens,
+            "stop": stop or (),
+            "task_type": task,
+            "mode": Mode.PLAIN
+            if plain
+            else Mode.SPECULATIVE
+            if drafter is not None or k is not None
+            else None,
+            "drafter": None if plain else drafter,
+            "k": None if plain else k,
+            "tenant": tenant,
+            "priority": priority,
+        }
+        asyncio.run(_generate(address, fields, wrong, stats=stats, as_json=as_json))
 
 
 @app.command()
 def trace(
     request_id: Annotated[str, typer.Argument(help="A request by its id; default: the last ones.")] = "",
     last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many of the last requests.")] = 1,
-    rounds: Annotated[int, typer.Option(min=1, help="Most rounds to draw of each.")] = 512,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Most rounds to draw of each; the others are summed up.")
+    ] = 40,
+    all_rounds: Annotated[
+        bool, typer.Option("--all", help="Draw all rounds that are remembered (512 of each request).")
+    ] = False,
     address: Address = DEFAULT_ADDRESS,
 ) -> None:
     """Show the rounds of the last requests as a waterfall: draft, network, wait, verify."""
@@ -164,7 +226,7 @@ def trace(
             raise PacelineError(
                 f"no request {request_id!r} is remembered" if request_id else "no requests yet"
             )
-        print_waterfalls(requests, rounds)
+        print_waterfalls(requests, sys.maxsize if all_rounds else rounds)
 
 
 @app.command()
@@ -199,11 +261,26 @@ def prepare(name: Annotated[str, typer.Argument(help="Registry name, for example
         typer.echo(f"{name} is ready: {path}")
 
 
-def print_waterfalls(requests: Sequence["RequestSummary"], max_rounds: int = 512) -> None:
-    """Each request's rounds, scaled to the terminal, an empty line between two."""
+def settings_in_words(config: "PacelineConfig", cluster: "Cluster") -> str:
+    """The settings that differ from the defaults, and where all of them stand."""
+    from cluster.launch import SETTINGS_FILE
+
+    changed = config.changed_toml_lines()
+    lines = ["Settings: " + ("the defaults" if not changed else "the defaults, but")]
+    lines += [f"  {line}" for line in changed]
+    if cluster.log_dir:
+        lines.append(f"  all of them: {cluster.log_dir / SETTINGS_FILE}")
+    return "\n".join(lines)
+
+
+def print_waterfalls(
+    requests: Sequence["RequestSummary"], max_rounds: int | None = None, *, width: int | None = None
+) -> None:
+    """Each request's rounds, scaled to the terminal (or ``width``), an empty line between two."""
     from cluster import waterfall
 
-    width = shutil.get_terminal_size((100, 24)).columns
+    max_rounds = waterfall.MAX_ROUNDS if max_rounds is None else max_rounds
+    width = width or shutil.get_terminal_size((100, 24)).columns
     encoding = sys.stdout.encoding or "ascii"
     try:
         waterfall.BLOCKS.encode(encoding)
@@ -219,12 +296,12 @@ def print_waterfalls(requests: Sequence["RequestSummary"], max_rounds: int = 512
 
 def figures(finished: "Finished") -> str:
     """One line: what was decoded, how, how fast."""
-    from cluster.waterfall import plan_in_words
+    from cluster.waterfall import counted, plan_in_words, tokens_in_words
 
     timings, usage, stats = finished.timings, finished.usage, finished.speculative
     parts = [
         plan_in_words(finished.plan),
-        f"{usage.prompt_tokens} + {usage.completion_tokens} tokens",
+        tokens_in_words(usage),
         f"first after {timings.time_to_first_token_s:.2f} s",
     ]
     speed = tokens_per_s(finished)
@@ -236,7 +313,7 @@ def figures(finished: "Finished") -> str:
         )
     parts.append(f"ended by {finished.finish_reason.value}")
     if finished.resumed:
-        parts.append(f"resumed {finished.resumed} times")
+        parts.append(f"resumed {counted(finished.resumed, 'time')}")
     return " · ".join(parts)
 
 
@@ -246,24 +323,34 @@ def tokens_per_s(finished: "Finished") -> float | None:
     return decoded / finished.timings.decode_s if decoded > 0 and finished.timings.decode_s > 0 else None
 
 
-async def _generate(address: str, request: "GenerateRequest", *, stats: bool) -> None:
+async def _generate(
+    address: str, fields: dict[str, Any], wrong: list[FieldViolation], *, stats: bool, as_json: bool
+) -> None:
     from cluster.waterfall import plan_in_words, stats_in_words
     from paceline.client import Chunk, Client, Finished, Started
 
     line_open = False
+    token_ids: list[int] = []
     try:
-        async with Client(address) as client, contextlib.aclosing(client.generate(request)) as events:
-            async for event in events:
-                match event:
-                    case Started() if stats:
-                        _note(f"request {event.request_id}, task {event.task_type}, seed {event.seed}")
-                        _note(f"plan: {plan_in_words(event.plan)}, {event.plan.reason}")
-                    case Chunk():
-                        sys.stdout.write(event.text)
-                        sys.stdout.flush()
-                        line_open = True
-                    case Finished():
-                        finished = event
+        async with Client(address) as client:
+            request = await _checked_request(client, fields, wrong)
+            async with contextlib.aclosing(client.generate(request)) as events:
+                async for event in events:
+                    match event:
+                        case Started():
+                            started = event
+                            if stats:
+                                _note(
+                                    f"request {event.request_id}, task {event.task_type}, seed {event.seed}"
+                                )
+                                _note(f"plan: {plan_in_words(event.plan)} ({event.plan.reason})")
+                        case Chunk():
+                            sys.stdout.write(event.text)
+                            sys.stdout.flush()
+                            token_ids += event.token_ids
+                            line_open = True
+                        case Finished():
+                            finished = event
     finally:  # an error gets a line of its own
         if line_open:
             sys.stdout.write("\n")
@@ -272,6 +359,62 @@ async def _generate(address: str, request: "GenerateRequest", *, stats: bool) ->
     if stats:
         _note(stats_in_words(finished.speculative))
         _note(_timings_in_words(finished))
+    if as_json:
+        print(_as_json(started, finished, token_ids))
+
+
+async def _checked_request(
+    client: "Client", fields: dict[str, Any], wrong: list[FieldViolation]
+) -> "GenerateRequest":
+    """The request. Raises InvalidRequestError that names all that is wrong with it.
+
+    Where something is wrong that the server cannot be told (an option, a number that the wire cannot carry), the server
+    is asked for the rest with a request that it must refuse: one of no tokens.
+    """
+    from paceline.client import generate_request
+
+    try:
+        request = generate_request(**fields)
+    except InvalidRequestError as error:
+        wrong = [*wrong, *error.violations]
+    if not wrong:
+        return request
+    named = {violation.field for violation in wrong}
+    left = {name: value for name, value in fields.items() if _PATHS.get(name, name) not in named}
+    probe = generate_request(**left | {"max_tokens": 0})
+    try:
+        async with contextlib.aclosing(client.generate(probe)) as events:
+            await anext(events)
+    except InvalidRequestError as error:
+        wrong = [*wrong, *(one for one in error.violations if one.field not in {*named, "max_tokens"})]
+    except PacelineError:
+        pass  # nobody there to ask: what is known is said
+    raise InvalidRequestError(wrong)
+
+
+_PATHS = {"top_k": "sampling.top_k", "seed": "sampling.seed", "k": "decoding.k"}
+"""Arguments of ``generate_request`` that are checked there, and the path of their field."""
+
+
+def _as_json(started: "Started", finished: "Finished", token_ids: list[int]) -> str:
+    """One line: all that is known of the request but its text."""
+    stats = finished.speculative
+    ratios = {
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "draft_acceptance_rate": stats.draft_acceptance_rate,
+    }
+    known = {
+        "request_id": started.request_id,
+        "task_type": started.task_type,
+        "seed": started.seed,
+        "trace_id": started.trace_id,
+        "token_ids": token_ids,
+        **dataclasses.asdict(finished),
+    }
+    known["speculative"] |= ratios
+    return json.dumps(
+        known, default=lambda value: value.value if isinstance(value, enum.Enum) else str(value)
+    )
 
 
 def _timings_in_words(finished: "Finished") -> str:
@@ -349,7 +492,8 @@ def _errors() -> Iterator[None]:
         _note(f"paceline: {error}")
         raise typer.Exit(EXIT_WRONG_INPUT) from error
     except (PeerLostError, CapacityError) as error:
-        _note(f"paceline: {error}")
+        hint = "; is `paceline up` running?" if "nobody listens" in str(error) else ""
+        _note(f"paceline: {error}{hint}; worth another try in {error.retry_after_s:g} s")
         raise typer.Exit(EXIT_UNAVAILABLE) from error
     except PacelineError as error:
         _note(f"paceline: {error}")

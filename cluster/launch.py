@@ -8,9 +8,10 @@ Ray places and restarts; no byte of a request passes through it.
 
 import contextlib
 import os
+import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cluster.actor import TierActor, TierSpec
-from cluster.session import LaunchError, cause, ray_module, ray_session, work_directory
+from cluster.actor import TIER_CLASSES, TierSpec
+from cluster.progress import Progress
+from cluster.session import LaunchError, cause, is_alive, ray_module, ray_session, work_directory
 from cluster.topology import (
     Replica,
     available_cores,
     check_ports,
+    chooses_ports,
     draft_replicas,
     router_replicas,
     shared_gpu_bundles,
@@ -32,6 +35,7 @@ from cluster.topology import (
 )
 from paceline.config import PacelineConfig
 from paceline.model_store import resolve_model_dir
+from paceline.serving.server import CANNOT_LISTEN
 from paceline.v1 import router_pb2, router_pb2_grpc
 
 FACTORIES = {
@@ -41,15 +45,22 @@ FACTORIES = {
 }
 
 POLL_S = 0.1
+SAY_S = 0.5
 LINK_S = 10.0
 """Longest wait for the drafters to be linked once all tiers serve."""
 LOG_TAIL_LINES = 12
+LOG_LINE_CHARACTERS = 300
+PORT_ATTEMPTS = 3
+"""Tries with other ports when one that was chosen here is taken before its tier listens."""
+SETTINGS_FILE = "settings.toml"
 NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
 PASSED_ENVIRONMENT = ("OTEL_", "PACELINE_", "HF_")
 """Variables that begin like this reach every tier, on other nodes too."""
 
-Progress = Callable[[str], None]
+
+class PortTakenError(LaunchError):
+    """A tier found its port taken, or its address not of this machine."""
 
 
 @dataclass(slots=True)
@@ -68,7 +79,12 @@ class Cluster:
 
     tiers: list[Tier] = field(default_factory=list)
     log_dir: Path | None = None
-    """Where the tiers log, one file each, their settings beside it; None on a joined cluster, whose nodes keep their own."""
+    """Where the tiers log, one file each, and all settings in SETTINGS_FILE; None on a joined cluster, whose nodes keep
+    their own logs."""
+    drain_s: float = 0.0
+    """Longest time that requests in flight get at the end."""
+    served: bool = False
+    """Whether all tiers have served: from then on there may be requests to drain."""
     gpu_groups: list[Any] = field(default_factory=list)
     """Placement group i holds verify replica i and draft replica i."""
 
@@ -124,37 +140,68 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running_cluster(config: PacelineConfig, *, progress: Progress | None = None) -> Iterator[Cluster]:
+def running_cluster(
+    config: PacelineConfig, *, progress: Progress | None = None, keep_logs: bool = False
+) -> Iterator[Cluster]:
     """The whole stack, healthy; on leaving, requests are drained and everything that was started here is gone.
 
-    ``progress`` is told in words what is being waited for. Raises ConfigError for a topology that cannot be and
-    LaunchError when a tier does not come up within ``cluster.ready_s``.
+    With ``keep_logs`` the tiers' logs stay (``log_dir``). ``progress`` is told in words, again and again, what is
+    being waited for. Raises ConfigError for a topology that cannot be and LaunchError when a tier does not come up
+    within ``cluster.ready_s``.
     """
     say = progress or (lambda _text: None)
     local = not config.cluster.ray_address
     if local:
         _find_models(config, say)
-        config = with_free_ports(config)
+    drains = (config.draft.server.drain_s, config.verify.server.drain_s, config.router.server.drain_s)
     with contextlib.ExitStack() as stack:
-        log_dir = stack.enter_context(work_directory()) if local else None
-        planned = _plan(config)
-        check_ports(planned, local=local)
+        log_dir = stack.enter_context(work_directory(keep_logs=keep_logs)) if local else None
+        check_ports(_plan(with_free_ports(config) if local else config), local=local)
         say("starting Ray" if local else f"joining Ray at {config.cluster.ray_address}")
         stack.enter_context(ray_session(config.cluster, log_dir))
-        cluster = Cluster(log_dir=log_dir)
-        stack.callback(_take_down, cluster, local=local)
-        deadline = time.monotonic() + config.cluster.ready_s
-        cluster.gpu_groups = [
-            ray_module().util.placement_group([bundle]) for bundle in shared_gpu_bundles(config)
-        ]
-        if local:
-            for replica in planned:
-                cluster.tiers.append(_start(replica, cluster))
-        else:
-            _start_in_order(config, cluster)
-        wait_serving(cluster.tiers, timeout_s=deadline - time.monotonic(), progress=say)
-        _await_drafters(cluster, set(config.draft.drafters), say)
-        yield cluster
+        cluster = Cluster(log_dir=log_dir, drain_s=max(drains))
+        try:
+            _bring_up(config, cluster, local=local, say=say)
+            say("")
+            yield cluster
+        except KeyboardInterrupt:
+            say("interrupted: taking down what was started")
+            raise
+        finally:
+            _take_down(cluster, local=local)
+
+
+def _bring_up(config: PacelineConfig, cluster: Cluster, *, local: bool, say: Progress) -> None:
+    """Start every tier and wait for it; again with other ports where one that was chosen here is taken meanwhile."""
+    for attempt in range(1, PORT_ATTEMPTS + 1):
+        try:
+            _bring_up_once(with_free_ports(config) if local else config, cluster, local=local, say=say)
+            return
+        except PortTakenError:
+            if attempt == PORT_ATTEMPTS or not (local and chooses_ports(config)):
+                raise
+            say("a port was taken meanwhile: again with others")
+            _take_down(cluster, local=local)
+
+
+def _bring_up_once(config: PacelineConfig, cluster: Cluster, *, local: bool, say: Progress) -> None:
+    deadline = time.monotonic() + config.cluster.ready_s
+    if cluster.log_dir:
+        settings = "\n".join(config.to_toml_lines())
+        (cluster.log_dir / SETTINGS_FILE).write_text(settings + "\n", encoding="utf-8")
+    cluster.gpu_groups = [
+        ray_module().util.placement_group([bundle]) for bundle in shared_gpu_bundles(config)
+    ]
+    if local:
+        planned = _plan(config)
+        check_ports(planned, local=True)
+        for replica in planned:
+            cluster.tiers.append(_start(replica, cluster))
+    else:
+        _start_in_order(config, cluster)
+    wait_serving(cluster.tiers, timeout_s=deadline - time.monotonic(), progress=say)
+    cluster.served = True
+    _await_drafters(cluster, set(config.draft.drafters), say)
 
 
 def _find_models(config: PacelineConfig, say: Progress) -> None:
@@ -208,10 +255,10 @@ def _start(replica: Replica, cluster: Cluster) -> Tier:
     log_dir = cluster.log_dir
     log_path = log_dir / f"{replica.name}.log" if log_dir else None
     if log_dir:
-        settings = "\n".join(replica.config.to_toml_lines())
-        (log_dir / f"{replica.name}.settings").write_text(settings + "\n", encoding="utf-8")
+        lines = replica.config.to_toml_lines(sections=("model", replica.tier, "telemetry"))
+        (log_dir / f"{replica.name}.settings").write_text("\n".join(lines) + "\n", encoding="utf-8")
     spec = TierSpec(replica.name, FACTORIES[replica.tier], replica.config, str(log_path or ""))
-    actor = ray_module().remote(TierActor)
+    actor = ray_module().remote(TIER_CLASSES[replica.tier])
     handle = actor.options(
         num_cpus=replica.placement.num_cpus,
         num_gpus=replica.placement.num_gpus,
@@ -254,9 +301,9 @@ def wait_serving(tiers: Sequence[Tier], *, timeout_s: float, progress: Progress 
     """
     ray = ray_module()
     started = time.monotonic()
+    said_at = 0.0
     created = {tier.replica.name: tier.handle.ready.remote() for tier in tiers}
     missing = {tier.replica.name: tier for tier in tiers}
-    said = ""
     with contextlib.ExitStack() as stack:
         channels = {
             name: stack.enter_context(grpc.insecure_channel(tier.address, options=NO_PROXY))
@@ -269,7 +316,9 @@ def wait_serving(tiers: Sequence[Tier], *, timeout_s: float, progress: Progress 
                     try:
                         ray.get(created[name])
                     except ray.exceptions.RayError as error:
-                        raise LaunchError(_failure(tier, cause(error))) from error
+                        reason = cause(error)
+                        kind = PortTakenError if CANNOT_LISTEN in reason else LaunchError
+                        raise kind(_failure(tier, reason)) from error
                     if _is_serving(channels[name]):
                         del missing[name]
             if not missing:
@@ -282,11 +331,17 @@ def wait_serving(tiers: Sequence[Tier], *, timeout_s: float, progress: Progress 
                     f"{up} of {len(tiers)} tiers are up after {elapsed:.0f} s; missing:\n"
                     + "\n".join(reasons)
                 )
-            waiting = f"waiting for {', '.join(missing)}"
-            if progress and waiting != said:
-                progress(waiting)
-                said = waiting
+            if progress and elapsed - said_at >= SAY_S:
+                progress(f"waiting for {', '.join(map(_with_activity, missing.values()))}")
+                said_at = elapsed
             time.sleep(POLL_S)
+
+
+def _with_activity(tier: Tier) -> str:
+    """The tier, and what it said last in its log: ``verify-0 (loading the model)``."""
+    found = re.search(r' msg=("(?:[^"\\]|\\.)*"|\S+)', _tail(tier.log_path, 1))
+    doing = found[1].strip('"') if found else "starting"
+    return f"{tier.replica.name} ({doing})"
 
 
 def _await_drafters(cluster: Cluster, expected: set[str], say: Progress) -> None:
@@ -334,7 +389,8 @@ def _failure(tier: Tier, reason: str) -> str:
 def _tail(path: Path | None, lines: int) -> str:
     if path is None or not path.exists():
         return ""
-    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+    last = path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+    return "\n".join(line.partition(" exc=")[0][:LOG_LINE_CHARACTERS] for line in last)
 
 
 def _indent(text: str) -> str:
@@ -342,42 +398,45 @@ def _indent(text: str) -> str:
 
 
 def _take_down(cluster: Cluster, *, local: bool) -> None:
-    """Drains router, then verify, then draft, and ends their processes."""
+    """Drains router, then verify, then draft, and ends their processes; without a drain where not all ever served."""
     ray = ray_module()
-    pids = []
+    pids: list[int] = []
     for tier_name in ("router", "verify", "draft"):
         tiers = [one for one in cluster.tiers if one.replica.tier == tier_name]
-        with contextlib.suppress(ray.exceptions.RayError):  # a tier that never came up has nothing to drain
-            alive = [one.handle.pid.remote() for one in tiers]
-            known, _ = ray.wait(alive, num_returns=len(alive), timeout=1.0) if alive else ([], [])
-            pids += ray.get(known)
-            stopping = [one.handle.stop.remote() for one in tiers] if len(known) == len(tiers) else []
-            drain_s = max((one.replica.server.drain_s for one in tiers), default=0.0)
-            if stopping:
-                ray.wait(stopping, num_returns=len(stopping), timeout=drain_s + 5.0)
-        for one in tiers:
-            ray.kill(one.handle, no_restart=True)
+        try:
+            with contextlib.suppress(ray.exceptions.RayError):  # a tier that has died has nothing to drain
+                if cluster.served:
+                    pids += _drain(tiers)
+        finally:  # an interrupted drain, too, ends what it drained
+            for one in tiers:
+                ray.kill(one.handle, no_restart=True)
     for group in cluster.gpu_groups:
         ray.util.remove_placement_group(group)
+    cluster.tiers, cluster.gpu_groups, cluster.served = [], [], False
     if local:
         _await_end(pids, timeout_s=5.0)
+
+
+def _drain(tiers: Sequence[Tier]) -> list[int]:
+    """Waits for the tiers' requests; gives the processes that answered."""
+    ray = ray_module()
+    alive = [one.handle.pid.remote() for one in tiers]
+    known, _ = ray.wait(alive, num_returns=len(alive), timeout=1.0) if alive else ([], [])
+    pids: list[int] = ray.get(known)
+    if tiers and len(known) == len(tiers):
+        stopping = [one.handle.stop.remote() for one in tiers]
+        drain_s = max(one.replica.server.drain_s for one in tiers)
+        ray.wait(stopping, num_returns=len(stopping), timeout=drain_s + 5.0)
+    return pids
 
 
 def _await_end(pids: Sequence[int], *, timeout_s: float) -> None:
     """Until these processes of ours are gone; what is left then is killed."""
     deadline = time.monotonic() + timeout_s
-    left = [pid for pid in pids if _is_alive(pid)]
+    left = [pid for pid in pids if is_alive(pid)]
     while left and time.monotonic() < deadline:
         time.sleep(0.05)
-        left = [pid for pid in left if _is_alive(pid)]
+        left = [pid for pid in left if is_alive(pid)]
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

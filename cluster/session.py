@@ -20,8 +20,13 @@ from typing import Any
 from paceline.config import ClusterConfig
 from paceline.errors import PacelineError
 
+LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum is 75 MiB; nothing of ours goes there
 QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+PREFIX = "paceline-"
+OWNER_FILE = "launcher.pid"
+KEPT_DIRECTORIES = 5
+KEPT_SUFFIXES = {".log", ".settings", ".toml", Path(OWNER_FILE).suffix}
 LONGEST_TEMP_DIR = 40  # Ray puts sockets below it, and a socket's path has at most 107 characters
 
 
@@ -30,20 +35,61 @@ class LaunchError(PacelineError):
 
 
 @contextlib.contextmanager
-def work_directory() -> Iterator[Path]:
-    """A directory for Ray's sockets and everybody's logs; kept after an error, so that the logs can be read."""
+def work_directory(*, keep_logs: bool = False) -> Iterator[Path]:
+    """A directory for Ray's sockets and everybody's logs.
+
+    After an error it stays as it is. With ``keep_logs`` the tiers' logs and settings stay after a stop, too; those of
+    the last ``KEPT_DIRECTORIES`` stacks are kept, older ones go when another one is made.
+    """
     base = tempfile.gettempdir()
     if len(base) > LONGEST_TEMP_DIR:
         base = "/tmp"  # noqa: S108
-    path = Path(tempfile.mkdtemp(prefix="paceline-", dir=base))
+    _remove_old_directories(Path(base))
+    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+    (path / OWNER_FILE).write_text(str(os.getpid()), encoding="ascii")
     try:
         yield path
     except Exception:
         raise
     except BaseException:  # interrupted
-        shutil.rmtree(path, ignore_errors=True)
+        _clear(path, keep_logs=keep_logs)
         raise
-    shutil.rmtree(path, ignore_errors=True)
+    _clear(path, keep_logs=keep_logs)
+
+
+def _clear(path: Path, *, keep_logs: bool) -> None:
+    if not (keep_logs and any(path.glob("*.log"))):
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    for child in path.iterdir():
+        if child.is_symlink() or not child.is_dir():
+            if child.suffix not in KEPT_SUFFIXES:
+                child.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(child, ignore_errors=True)
+
+
+def _remove_old_directories(base: Path) -> None:
+    """Of directories that stacks of this user have left, all but the newest few."""
+    left = []
+    for owner in base.glob(f"{PREFIX}*/{OWNER_FILE}"):
+        with contextlib.suppress(OSError, ValueError):
+            about = owner.stat()
+            if about.st_uid == os.getuid() and not is_alive(int(owner.read_text(encoding="ascii"))):
+                left.append((about.st_mtime, owner.parent))
+    for _, path in sorted(left)[: -(KEPT_DIRECTORIES - 1)]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process has this id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 @contextlib.contextmanager
@@ -65,12 +111,18 @@ def ray_session(config: ClusterConfig, work_dir: Path | None) -> Iterator[None]:
             _start_local(config, work_dir)
     except Exception as error:
         raise LaunchError(f"Ray does not start: {cause(error)}") from error
+    except BaseException:  # interrupted while Ray starts
+        if work_dir is not None:
+            _end_processes_of(work_dir)
+        raise
     try:
         yield
     finally:
-        ray.shutdown()
-        if work_dir is not None:
-            _end_processes_of(work_dir)
+        try:
+            ray.shutdown()
+        finally:
+            if work_dir is not None:
+                _end_processes_of(work_dir)
 
 
 def _start_local(config: ClusterConfig, work_dir: Path) -> None:
@@ -93,6 +145,7 @@ def _start_local(config: ClusterConfig, work_dir: Path) -> None:
                 resources=resources,
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
+                _node_ip_address=LOOPBACK,
                 _temp_dir=str(work_dir),
                 **QUIET,
             )
@@ -124,6 +177,9 @@ def _prepare_environment() -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # All of Ray's sockets on loopback. Without this switch Ray takes 127.0.0.1 for a mistake, looks for the machine's
+    # own address and listens on every interface. Read when ray is imported.
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     # Ray forks from this process to start its own; gRPC's handlers for that are neither needed nor safe with threads.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     # A tier without a share of a GPU still sees it: on one machine the tiers share what is there.

@@ -1,11 +1,14 @@
 """From one settings tree to one entry per replica: where it listens, whom it calls, how many CPU threads it gets.
 
 Nothing is started here and Ray is not imported. Replica i of a tier with a fixed port listens on port + i; port 0
-means any free port, chosen before anything starts because a replica must come back on the same one.
+means any free port, chosen before anything starts because a replica must come back on the same one. Such ports lie
+outside the range from which the system gives ports to outgoing connections: one of those took a chosen port once,
+before the tier was there. What is left of the race is the launcher's: it tries again with other ports.
 """
 
 import math
 import os
+import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +16,9 @@ from pathlib import Path
 
 from paceline.config import ModelConfig, PacelineConfig, ServerConfig, TierPlacement
 from paceline.errors import ConfigError
+
+FIRST_PORT = 10_000
+"""Chosen ports lie above: below are the well-known ones, ours too."""
 
 WILDCARD_HOSTS = ("0.0.0.0", "::", "[::]", "")
 
@@ -147,6 +153,11 @@ def with_free_ports(config: PacelineConfig) -> PacelineConfig:
     return config.model_copy(update=update)
 
 
+def chooses_ports(config: PacelineConfig) -> bool:
+    """Whether any tier's port is left to us."""
+    return any(getattr(config, tier).server.port == 0 for tier in ("draft", "verify", "router"))
+
+
 def check_ports(replicas: Sequence[Replica], *, local: bool) -> None:
     """Raises ConfigError where two replicas want one port, or (``local``) another program has it."""
     owner: dict[tuple[str, int], str] = {}
@@ -203,14 +214,26 @@ def _servers(server: ServerConfig, placement: TierPlacement) -> list[ServerConfi
 
 
 def _free_run(host: str, length: int, taken: set[int]) -> int:
-    for _ in range(100):
-        with socket.create_server((host or "", 0), reuse_port=False) as probe:
-            first = int(probe.getsockname()[1])
+    lowest, highest = _quiet_ports()
+    for _ in range(200):
+        first = lowest + secrets.randbelow(highest - lowest)
         ports = range(first, first + length)
-        if taken.isdisjoint(ports) and ports[-1] <= 65535 and all(_is_free(host, port) for port in ports):
+        if taken.isdisjoint(ports) and ports[-1] <= highest and all(_is_free(host, port) for port in ports):
             taken.update(ports)
             return first
     raise ConfigError(f"no {length} free ports in a row on {host}")
+
+
+def _quiet_ports() -> tuple[int, int]:
+    """First and last of the longer run of ports that the system does not use for outgoing connections."""
+    try:
+        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+        first, last = map(int, text.split())
+    except (OSError, ValueError):  # another system: the range that IANA names
+        first, last = 49152, 65535
+    runs = [(FIRST_PORT, first - 1), (last + 1, 65535)]
+    longest = max(runs, key=lambda run: run[1] - run[0])
+    return longest if longest[1] - longest[0] > 1000 else (FIRST_PORT, 65535)
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -4,12 +4,12 @@ A round is draft, network, wait and verify one after the other. All bars share o
 the width, so that lengths can be compared down the page; the time at which a round began stands in figures.
 """
 
-import itertools
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
 from paceline.client import RequestSummary
-from paceline.types import Mode, Plan, RoundRecord, SpeculativeStats, Timings
+from paceline.types import Mode, Plan, ProposalOutcome, RoundRecord, SpeculativeStats, Timings, Usage
 
 BLOCKS = "▒·░█"
 """Draft, network, wait, verify."""
@@ -18,12 +18,23 @@ ASCII = "d.w#"
 
 PARTS = ("draft", "network", "wait", "verify")
 MIN_BAR = 10
+MAX_ROUNDS = 40
+"""Rounds drawn where nobody says how many: a page or so."""
+
+OUTCOMES = {
+    ProposalOutcome.USED: ("used", "a block was verified"),
+    ProposalOutcome.EMPTY: ("empty", "the drafter had no guess"),
+    ProposalOutcome.LATE: ("late", "no block came in time"),
+    ProposalOutcome.UNAVAILABLE: ("absent", "no drafter could be asked"),
+    ProposalOutcome.NONE: ("plain", "no block was wanted"),
+}
+"""What the column ``out`` says of a round, and what it means."""
 
 _HEAD = "  round  at ms   k acc out      draft    net   wait verify  "
 
 
 def draw(
-    request: RequestSummary, *, width: int = 100, glyphs: str = BLOCKS, max_rounds: int = 512
+    request: RequestSummary, *, width: int = 100, glyphs: str = BLOCKS, max_rounds: int = MAX_ROUNDS
 ) -> Iterator[str]:
     """The lines of one request, none wider than ``width`` (from about 75 on)."""
     yield from _wrap(_title(request), width)
@@ -35,14 +46,14 @@ def draw(
         legend = "  ".join(f"{glyph} {part}" for glyph, part in zip(glyphs, PARTS, strict=True))
         per_column = f"{1000 / scale:.1f} ms a column" if scale else ""
         yield from _wrap(f"{legend}    {per_column}", width)
+        seen = [words for outcome, words in OUTCOMES.items() if any(r.outcome is outcome for r in rounds)]
+        yield from _wrap("out: " + ", ".join(f"{word} = {meaning}" for word, meaning in seen), width)
         yield _HEAD.rstrip()
         at_s = 0.0
         for record in rounds:
             yield (_row(record, at_s) + bar(_parts(record), scale, glyphs)).rstrip()
             at_s += record.total_s
-    left_out = len(request.rounds) - len(rounds) + request.rounds_elided
-    if left_out:
-        yield f"  ... {left_out} more rounds, in the sums below"
+    yield from _left_out(request.rounds[max_rounds:], request.rounds_elided, width)
     yield from _sums(request.timings, request.speculative, width, glyphs)
 
 
@@ -52,11 +63,17 @@ def plan_in_words(plan: Plan) -> str:
 
 
 def bar(parts: Sequence[float], columns_per_s: float, glyphs: str) -> str:
-    """The parts one after the other; edges are rounded, so the whole is as long as the sum says."""
-    edges = [round(edge * columns_per_s) for edge in itertools.accumulate(parts, initial=0.0)]
-    return "".join(
-        glyph * (end - start) for glyph, (start, end) in zip(glyphs, itertools.pairwise(edges), strict=True)
-    )
+    """The parts one after the other; the whole is as long as the sum says.
+
+    Columns are allotted by largest remainder: what is left after the whole columns goes to the parts that have most
+    of a column, so the one column of three small parts shows the largest of them.
+    """
+    exact = [part * columns_per_s for part in parts]
+    columns = [math.floor(length) for length in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda index: columns[index] - exact[index])
+    for index in by_remainder[: max(0, round(sum(exact)) - sum(columns))]:
+        columns[index] += 1
+    return "".join(glyph * length for glyph, length in zip(glyphs, columns, strict=True))
 
 
 def _title(request: RequestSummary) -> str:
@@ -65,7 +82,7 @@ def _title(request: RequestSummary) -> str:
     trace = f" · trace {request.trace_id}" if request.trace_id else ""
     return (
         f"{request.request_id} · {request.task_type or 'task unknown'} · {plan_in_words(request.plan)}{law} "
-        f"({request.plan.reason}) · {usage.prompt_tokens} + {usage.completion_tokens} tokens · {request.outcome}{trace}"
+        f"({request.plan.reason}) · {tokens_in_words(usage)} · {request.outcome}{trace}"
     )
 
 
@@ -75,9 +92,30 @@ def _row(record: RoundRecord, at_s: float) -> str:
     return f"{record.index:>7}{at_s * 1000:>7.0f}{k:>4}{accepted:>4} {_outcome(record):<6}{times}  "
 
 
+def _left_out(rounds: Sequence[RoundRecord], num_elided: int, width: int) -> Iterator[str]:
+    """What is not drawn: the rounds at hand with their outcomes and times, the others counted."""
+    if rounds:
+        outcomes = ", ".join(
+            f"{count} {word}"
+            for outcome, (word, _) in OUTCOMES.items()
+            if (count := sum(record.outcome is outcome for record in rounds))
+        )
+        sums = [sum(times) for times in zip(*map(_parts, rounds), strict=True)]
+        times = ", ".join(f"{part} {_ms(time_s)}" for part, time_s in zip(PARTS, sums, strict=True))
+        yield from _wrap(f"  ... {counted(len(rounds), 'more round')}: {outcomes}; ms: {times}", width)
+    if num_elided:
+        yield from _wrap(
+            f"  ... {counted(num_elided, 'more round')}, of which the router kept the sums only", width
+        )
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 token``, ``2 tokens``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _outcome(record: RoundRecord) -> str:
-    words = {"none": "plain", "unavailable": "absent"}
-    return words.get(record.outcome.value, record.outcome.value)
+    return OUTCOMES[record.outcome][0]
 
 
 def _sums(timings: Timings, stats: SpeculativeStats, width: int, glyphs: str) -> Iterator[str]:
@@ -102,9 +140,15 @@ def _sums(timings: Timings, stats: SpeculativeStats, width: int, glyphs: str) ->
     yield from _wrap("  " + stats_in_words(stats), width)
 
 
+def tokens_in_words(usage: Usage) -> str:
+    """Prompt and output, and how much of the prompt was in memory already."""
+    cached = f" ({usage.cached_prompt_tokens} from memory)" if usage.cached_prompt_tokens else ""
+    return f"{usage.prompt_tokens}{cached} + {counted(usage.completion_tokens, 'token')}"
+
+
 def stats_in_words(stats: SpeculativeStats) -> str:
     """What speculation did, in one sentence."""
-    text = f"{stats.num_rounds} rounds"
+    text = counted(stats.num_rounds, "round")
     if stats.num_spec_steps:
         text += (
             f", {stats.num_spec_steps} with a block: {stats.num_accepted_draft_tokens} of "
@@ -118,7 +162,7 @@ def stats_in_words(stats: SpeculativeStats) -> str:
         (stats.num_empty_rounds, "without a guess"),
         (stats.num_late_rounds, "late"),
         (stats.num_unavailable_rounds, "without a drafter"),
-        (stats.num_ignored_draft_tokens, "draft tokens cut"),
+        (stats.num_ignored_draft_tokens, "accepted behind the end of the output"),
     ):
         if number:
             text += f", {number} {word}"

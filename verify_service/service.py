@@ -161,7 +161,7 @@ async def create_server(config: PacelineConfig) -> TierServer:
     """The verify tier, loaded and ready to start."""
     loop = asyncio.get_running_loop()
     started = time.monotonic()
-    log.info("loading the model", extra={"model": config.model.name})
+    log.info("loading the model and checking its numerics", extra={"model": config.model.name})
     runner = await asyncio.to_thread(
         load_runner,
         config.model,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cluster import launch
 from cluster.cli import app
 from cluster.launch import Cluster, LaunchError, running_cluster
 from paceline.client import Chunk, Client, Finished, Started, generate_request
@@ -142,7 +144,7 @@ async def test_a_killed_draft_costs_no_token_and_comes_back(stack):
         again, finished = await answer(client, Mode.SPECULATIVE)
     assert again == undisturbed
     assert finished.speculative.num_spec_steps > 0
-    assert cluster.log_tail("draft-0").count("serves on") >= 1
+    assert cluster.log_tail("draft-0").count("msg=serving") >= 1
 
 
 def test_trace_shows_the_last_request(stack):
@@ -177,6 +179,84 @@ def failure(config: PacelineConfig) -> str:
     for directory in set(re.findall(r"\S+/paceline-\w+", str(caught.value))):
         shutil.rmtree(directory)
     return str(caught.value)
+
+
+def test_a_port_that_is_taken_meanwhile_is_replaced_by_another(stack, monkeypatch):
+    """Somebody listens on the chosen port before the draft tier does: it comes up on another one, nobody is bothered."""
+    chosen: list[int] = []
+    taken: list[socket.socket] = []
+
+    def take(replicas, *, local):
+        if len(chosen) == 1:  # the check just before the tiers are started
+            taken.append(socket.create_server(("127.0.0.1", replicas[0].server.port)))
+        chosen.append(replicas[0].server.port)
+
+    monkeypatch.setattr(launch, "check_ports", take)
+    said: list[str] = []
+    with running_cluster(stack.config(), progress=said.append) as second:
+        assert second.addresses("draft") != (f"127.0.0.1:{taken[0].getsockname()[1]}",)
+    taken[0].close()
+    assert said.count("a port was taken meanwhile: again with others") == 1
+    assert any("waiting for" in text and "verify-0 (" in text for text in said)
+
+
+def test_a_port_of_the_user_that_is_taken_is_an_error_in_words(stack, monkeypatch):
+    """A port that was asked for is not replaced; the message names the setting and holds no traceback."""
+    monkeypatch.setattr(launch, "check_ports", lambda *_arguments, **_options: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ports = (
+            f"{tier}.server.port={port + index}" for index, tier in enumerate(("draft", "verify", "router"))
+        )
+        message = failure(stack.config(*ports))
+    assert f"draft.server.host, draft.server.port: cannot listen on 127.0.0.1:{port}" in message
+    assert "Traceback" not in message
+    assert len(message.splitlines()) < 20
+
+
+def test_nothing_of_the_stack_listens_beyond_this_machine(stack):
+    """Ray's processes and the tiers have sockets on loopback only."""
+    pids = {path.name for path in Path("/proc").glob("[0-9]*") if _belongs(path, stack.cluster)}
+    pids |= {str(pid) for pid in stack.cluster.pids().values()}  # a title of its own hides where it belongs
+    assert len(pids) > 5
+    for pid in pids:
+        for address in _listening(pid):
+            assert ipaddress.ip_address(address).is_loopback, (pid, address)
+
+
+def test_the_tiers_can_be_told_apart_in_ps(stack):
+    """The process of each tier has a name of its own."""
+    titles = {Path(f"/proc/{pid}/cmdline").read_text().strip("\0") for pid in stack.cluster.pids().values()}
+    assert titles == {"ray::DraftTier", "ray::VerifyTier", "ray::RouterTier"}
+
+
+def _belongs(path: Path, cluster: Cluster) -> bool:
+    """Whether it is a process that this stack's Ray started: by its command line or by its environment."""
+    try:
+        text = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
+    except OSError:
+        return False
+    return str(cluster.log_dir).encode() in text
+
+
+def _listening(pid: str) -> list[str]:
+    inodes = set()
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(str(link.readlink()).removeprefix("socket:[").removesuffix("]"))
+    found = []
+    for table, size in (("tcp", 4), ("tcp6", 16)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                packed = bytes.fromhex(fields[1].partition(":")[0])
+                words = [
+                    packed[i : i + 4][::-1] for i in range(0, size, 4)
+                ]  # each in the machine's byte order
+                address = ipaddress.ip_address(b"".join(words))
+                found.append(str(getattr(address, "ipv4_mapped", None) or address))
+    return found
 
 
 def test_going_down_leaves_nothing_behind(stack):

@@ -28,7 +28,7 @@ ROUNDS = tuple(
 )
 TIMINGS = Timings(0.001, 0.05, 0.1, 0.003, 0.006, 0.0, 0.09, 0.06, 0.2)
 INFO = ModelInfo("tiny", "f", "t", 512, 256, "float32", "cpu", "reference", "any model", "deterministic")
-USAGE = router_pb2.Usage(prompt_tokens=9, completion_tokens=7)
+USAGE = router_pb2.Usage(prompt_tokens=9, completion_tokens=7, cached_prompt_tokens=5)
 
 
 def stats() -> SpeculativeStats:
@@ -41,17 +41,27 @@ def stats() -> SpeculativeStats:
 class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
     """The prompt says what happens: ``wrong``, ``full``, ``broken``, ``forever``; anything else is answered."""
 
-    def __init__(self, *, drifts: bool = False) -> None:
+    def __init__(self, *, drifts: bool = False, plain: bool = False) -> None:
         self.drifts = drifts  # speculative output differs in its last token
+        self.plain = plain  # its own decision
+        self.requests: list[router_pb2.GenerateRequest] = []
         self.cancelled = asyncio.Event()
 
     async def Generate(self, request, context: grpc.aio.ServicerContext) -> None:
-        prompt = request.text or request.chat.messages[0].content
-        plan = (
-            Plan.plain("asked for")
-            if request.decoding.mode == common_pb2.DECODING_MODE_PLAIN
-            else SPECULATIVE
+        self.requests.append(request)
+        prompt = request.text or request.chat.messages[-1].content
+        mode = request.decoding.mode
+        plain = mode == common_pb2.DECODING_MODE_PLAIN or (
+            self.plain and mode == common_pb2.DECODING_MODE_UNSPECIFIED
         )
+        plan = Plan.plain("asked for") if plain else SPECULATIVE
+        if request.HasField("max_tokens") and request.max_tokens == 0:
+            raise InvalidRequestError(
+                [
+                    FieldViolation("max_tokens", "0; expected at least 1"),
+                    *([FieldViolation("sampling.top_p", "3.0; wrong")] if request.sampling.top_p > 1 else []),
+                ]
+            )
         if prompt == "wrong":
             raise InvalidRequestError(
                 [FieldViolation("sampling.temperature", "-1: at least 0"), FieldViolation("stop[0]", "empty")]

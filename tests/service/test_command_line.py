@@ -1,17 +1,47 @@
 """``paceline`` as a user types it, against a real server."""
 
+import asyncio
+import contextlib
+import json
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+import scripted_router
 from typer.testing import CliRunner
 
 from cluster.actor import TierActor, TierSpec
 from cluster.cli import app
-from paceline.config import load_config
+from paceline.config import ServerConfig, load_config
+from paceline.serving import TierServer
+from paceline.v1 import router_pb2_grpc
 
 runner = CliRunner()
+
+
+@contextlib.contextmanager
+def served(servicer):
+    """``servicer`` on a real socket, its loop in a thread; gives the address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def start():
+        server = TierServer(ServerConfig(), services=[])
+        router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server.grpc_server)
+        await server.start()
+        return server
+
+    server = asyncio.run_coroutine_threadsafe(start(), loop).result()
+    try:
+        yield server.address
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(0.0), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +64,7 @@ def test_generate_streams_text_and_says_one_line_of_figures(address):
     assert result.stdout == "Blåbær [sky]\n"
     assert result.stderr.splitlines() == [
         (
-            "speculative ngram k=4 · 9 + 7 tokens · first after 0.06 s · 60.0 tokens/s · "
+            "speculative ngram k=4 · 9 (5 from memory) + 7 tokens · first after 0.06 s · 60.0 tokens/s · "
             "accepted 25%, 2.00 tokens a block · ended by length"
         )
     ]
@@ -66,13 +96,70 @@ def test_wrong_fields_are_said_one_a_line(address):
     assert result.stderr.splitlines() == ["sampling.temperature: -1: at least 0", "stop[0]: empty"]
 
 
-@pytest.mark.parametrize("options", [["--plain", "--k", "4"], ["--seed", "-1"]])
-def test_wishes_that_cannot_be_are_refused_before_sending(address, options):
-    """Contradicting options and numbers beyond the wire: exit code 2, the option named."""
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        (["--plain", "--k", "4"], ["--plain: means no drafter: leave out --drafter and --k"]),
+        (["--raw", "--system", "x"], ["--system: needs the chat template: leave out --raw"]),
+        (["--seed", "-1"], ["sampling.seed: -1; expected 0 to 18446744073709551615"]),
+        (
+            ["--max-tokens", "-5", "--k", "4294967296", "--top-p", "3"],
+            [
+                "max_tokens: -5; expected 0 to 4294967295",
+                "decoding.k: 4294967296; expected 0 to 4294967295",
+                "sampling.top_p: 3.0; wrong",
+            ],
+        ),
+    ],
+)
+def test_all_that_is_wrong_is_named_at_once(address, options, lines):
+    """Contradicting options, numbers beyond the wire, and what the server knows besides: exit code 2, one a line."""
     result = run("generate", "sky", "-a", address, *options)
     assert result.exit_code == 2
-    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.splitlines() == lines
     assert result.stdout == ""
+
+
+def test_what_is_known_to_be_wrong_is_said_without_a_server():
+    """Nobody listens there: still the field, not the connection."""
+    result = run("generate", "sky", "-a", "127.0.0.1:1", "--seed", "-1")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("sampling.seed: -1")
+
+
+def test_every_option_reaches_its_field():
+    """Sampling, the system's turn, tenant and priority."""
+    servicer = scripted_router.ScriptedRouter()
+    with served(servicer) as address:
+        options = (
+            "--system Brief. --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1"
+        )
+        more = "--presence-penalty 0.2 --frequency-penalty 0.3 --tenant acme --priority -2 --seed 4"
+        assert run("generate", "sky", "-a", address, *options.split(), *more.split()).exit_code == 0
+    (request,) = servicer.requests
+    assert [(one.role, one.content) for one in request.chat.messages] == [
+        ("system", "Brief."),
+        ("user", "sky"),
+    ]
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 3, 0.9, 0.1)
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    assert penalties == (1.1, 0.2, 0.3)
+    assert (request.tenant, request.priority, sampling.seed) == ("acme", -2, 4)
+
+
+def test_json_is_the_last_line(address):
+    """For programs: ids, plan, figures; the text stands before it."""
+    result = run("generate", "sky", "-a", address, "--json")
+    text, last = result.stdout.splitlines()
+    assert text == "Blåbær [sky]"
+    known = json.loads(last)
+    assert known["token_ids"] == [0, 1, 2]
+    assert known["request_id"] == "req-1"
+    assert known["usage"] == {"prompt_tokens": 9, "completion_tokens": 7, "cached_prompt_tokens": 5}
+    assert (known["plan"]["mode"], known["finish_reason"]) == ("speculative", "length")
+    assert known["speculative"]["draft_acceptance_rate"] == 0.25
+    assert known["timings"]["decode_s"] == 0.1
 
 
 def test_failures_have_exit_codes(address):
@@ -84,7 +171,10 @@ def test_failures_have_exit_codes(address):
     assert broken.stderr.startswith("paceline: ")
     gone = run("info", "-a", "127.0.0.1:1")
     assert gone.exit_code == 3
-    assert "127.0.0.1:1" in gone.stderr
+    assert (
+        "127.0.0.1:1: nobody listens there; is `paceline up` running?; worth another try in 1 s"
+        in gone.stderr
+    )
 
 
 def test_trace_draws_the_last_requests(address):

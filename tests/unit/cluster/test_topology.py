@@ -100,6 +100,8 @@ def test_port_zero_becomes_a_free_port_for_every_replica():
     ports = [one.server.port for one in replicas]
     assert len(set(ports)) == 4
     assert 0 not in ports
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert all(not first <= port <= last for port in ports)  # no outgoing connection gets one of them
     check_ports(replicas, local=True)
 
 

@@ -1,7 +1,5 @@
 """The text of a trace: one line a round, bars that add up, sums."""
 
-import itertools
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,7 +102,28 @@ def test_sums_and_ratios_close_the_page():
 def test_rounds_left_out_are_counted():
     """What the server dropped and what is not drawn is said."""
     text = "\n".join(waterfall.draw(summary(ROUNDS, elided=5), width=100, max_rounds=1))
-    assert "... 8 more rounds" in text
+    assert "... 3 more rounds: 1 empty, 1 late, 1 plain; ms: draft 1.0, network 2.0, wait 50.0" in text
+    assert "... 5 more rounds, of which the router kept the sums only" in text
+
+
+def test_a_long_trace_is_a_page():
+    """So many rounds are drawn unless more are asked for."""
+    rounds = [round_record(index) for index in range(200)]
+    lines = list(waterfall.draw(summary(rounds), width=100))
+    assert len(lines) < waterfall.MAX_ROUNDS + 12
+    assert any("160 more rounds: 160 used" in line for line in lines)
+    assert len(list(waterfall.draw(summary(rounds), width=100, max_rounds=10**9))) > 200
+
+
+def test_outcomes_are_explained_where_they_occur():
+    """Every word of the column ``out``, and only those that stand on the page."""
+    text = "\n".join(waterfall.draw(summary(ROUNDS), width=200))
+    assert (
+        "out: used = a block was verified, empty = the drafter had no guess, late = no block came in time, "
+        "plain = no block was wanted" in text
+    )
+    assert "absent" not in text
+    assert set(waterfall.OUTCOMES) == set(ProposalOutcome)
 
 
 def test_a_request_without_rounds_has_sums_only():
@@ -117,6 +136,18 @@ def test_a_request_without_rounds_has_sums_only():
 def test_a_bar_is_as_long_as_its_parts_together(parts, scale):
     """Rounding never stretches the whole, and each part is right to one column."""
     drawn = waterfall.bar(parts, scale, waterfall.BLOCKS)
-    assert len(drawn) == round(list(itertools.accumulate(parts))[-1] * scale)
+    assert abs(len(drawn) - sum(parts) * scale) <= 0.5 + 1e-6
     for glyph, part in zip(waterfall.BLOCKS, parts, strict=True):
         assert abs(drawn.count(glyph) - part * scale) <= 1
+
+
+def test_the_largest_of_small_parts_is_the_one_shown():
+    """0.2 draft, 2.3 network, 0.3 wait in one column of 4 ms: the network, whatever lies at the rounding edges."""
+    drawn = waterfall.bar((0.0002, 0.0023, 0.0003, 0.0393), 1 / 0.004, waterfall.ASCII)
+    assert drawn == "." + "#" * 10
+
+
+def test_one_is_not_many():
+    """Numbers and nouns agree."""
+    assert "1 round," in waterfall.stats_in_words(summary(ROUNDS[:1]).speculative)
+    assert waterfall.tokens_in_words(Usage(60, 1, 48)) == "60 (48 from memory) + 1 token"
