@@ -91,6 +91,7 @@ class _Arena:
 
     def __init__(self) -> None:
         self._region = torch.empty(0, dtype=torch.uint8)
+        self.used = 0
 
     def put(self, values: torch.Tensor) -> torch.Tensor:
         """A contiguous copy of ``values``."""
@@ -104,6 +105,7 @@ class _Arena:
             with contextlib.suppress(AttributeError, OSError):  # a system without large pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
             self._region = torch.frombuffer(memory, dtype=torch.uint8)
+        self.used += count
         taken, self._region = self._region[:count], self._region[size:]
         return taken
 
@@ -158,6 +160,8 @@ class NativeBody:
         )
         capacity = len(rope[0])
         self._engine = self._library.paceline_make(pointer(self._model), capacity, torch.get_num_threads())
+        self.weight_bytes = self._arena.used
+        """Read in every step that gives logits."""
         stored = " and ".join(_STORED[kind] for kind in sorted(self._formats))
         self.kernels = f"{library.name}, weights kept exactly in {stored}"
 
