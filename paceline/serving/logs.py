@@ -26,7 +26,12 @@ class KeyValueFormatter(logging.Formatter):
             "logger": record.name,
             "msg": record.getMessage(),
         }
-        fields |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        # What starts with an underscore was put there by a library (Ray adds a time stamp), not by the caller.
+        fields |= {
+            key: value
+            for key, value in vars(record).items()
+            if key not in _STANDARD and not key.startswith("_")
+        }
         trace = current_trace()
         if trace is not None:
             fields.setdefault("trace_id", trace.trace_id_hex)

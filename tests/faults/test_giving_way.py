@@ -18,11 +18,14 @@ async def test_giving_way_costs_time_and_no_token(pair: tuple[Path, Path], extra
     async with running_stack(stack_config(*pair, ["verify.kv_slots=2"])) as stack:
 
         def request(i: int) -> dict:
-            return {"text": f"{i} {PROMPT}", "max_tokens": 250, "temperature": 0.8, "seed": i, **extra}
+            return {"text": f"{i} {PROMPT}", "max_tokens": 900, "temperature": 0.8, "seed": i, **extra}
 
         alone = [await stack.generate(**request(i), tenant="alone") for i in range(2)]
         long = [asyncio.create_task(stack.generate(**request(i))) for i in range(2)]
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(10), open_channel(stack.verify.address) as channel:
+            stub = verify_pb2_grpc.VerifyServiceStub(channel)
+            while (await stub.GetModelInfo(verify_pb2.GetModelInfoRequest())).num_running < 2:
+                await asyncio.sleep(0.005)
         urgent = await asyncio.gather(
             *(
                 stack.generate(text=PROMPT, max_tokens=20, temperature=0.0, priority=5, **extra)

@@ -61,12 +61,15 @@ async def test_the_draft_tier_stops_in_mid_stream_and_comes_back(
 ) -> None:
     """I7: no error, no missing or repeated token; used again when it is back."""
     async with running_stack(stack_config(*pair)) as stack:
-        request = {"text": PROMPT, "max_tokens": 400, "temperature": 0.8, "seed": 5}
+        request = {"text": PROMPT, "max_tokens": 900, "temperature": 0.8, "seed": 5}
         plain = await stack.generate(**request)
         running = asyncio.create_task(stack.generate(**request, drafter=drafter, k=2))
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(10):
+            while not (await verify_state(stack)).num_running:
+                await asyncio.sleep(0.002)
         port = stack.draft.port
         await stack.draft.stop(0)
+        assert not running.done()
         config = load_config_with(
             stack.config, draft={"server": stack.config.draft.server.model_copy(update={"port": port})}
         )
@@ -76,7 +79,7 @@ async def test_the_draft_tier_stops_in_mid_stream_and_comes_back(
             answer = await running
             assert answer.token_ids == plain.token_ids
             async with asyncio.timeout(10):
-                while not all(d.available for d in (await stack.client.server_info()).drafters):
+                while not all(d.available for d in (await verify_state(stack)).drafters):
                     await asyncio.sleep(0.05)
             later = await stack.generate(text=PROMPT, max_tokens=40, temperature=0.0, drafter="model", k=3)
             assert later.finished.speculative.num_accepted_draft_tokens > 0

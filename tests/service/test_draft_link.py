@@ -276,7 +276,7 @@ async def test_bytes_that_are_no_message_are_skipped(start, caplog):
     await raw.write(pb.LinkRequest(update=pb.LinkUpdate(opens=[opening(1)])).SerializeToString())
     answer = pb.LinkResponse.FromString(await raw.read())
     assert list(answer.proposals.proposals[0].token_ids) == [4, 5]
-    assert len(caplog.records) == 1
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
     raw.cancel()
     await channel.close()
 
