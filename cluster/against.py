@@ -11,7 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rich.console import Console
+
 from cluster.launch import running_cluster
+from cluster.progress import progress_on
 from paceline.config import load_config
 from paceline.errors import PacelineError
 
@@ -27,9 +30,10 @@ def main() -> None:
     free_ports = [f"{tier}.server.port=0" for tier in ("router", "verify", "draft")]
     try:
         config = load_config(args.config, [*free_ports, *args.overrides])
-        with running_cluster(
-            config, progress=lambda text: print(text, file=sys.stderr, flush=True)
-        ) as cluster:
+        with (
+            progress_on(Console(stderr=True, highlight=False)) as progress,
+            running_cluster(config, progress=progress) as cluster,
+        ):
             environment = os.environ | {"PACELINE_ADDRESS": cluster.router_address}
             done = subprocess.run(args.command, env=environment, check=False)
     except PacelineError as error:

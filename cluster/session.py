@@ -24,6 +24,7 @@ LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum is 75 MiB; nothing of ours goes there
 QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 PREFIX = "paceline-"
+RAY_LOG = "ray.log"
 OWNER_FILE = "launcher.pid"
 KEPT_DIRECTORIES = 5
 KEPT_SUFFIXES = {".log", ".settings", ".toml", Path(OWNER_FILE).suffix}
@@ -104,6 +105,7 @@ def ray_session(config: ClusterConfig, work_dir: Path | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    messages = work_dir / RAY_LOG if work_dir is not None else None
     try:
         if work_dir is None:
             ray.init(address=config.ray_address, **QUIET)
@@ -116,13 +118,38 @@ def ray_session(config: ClusterConfig, work_dir: Path | None) -> Iterator[None]:
             _end_processes_of(work_dir)
         raise
     try:
-        yield
+        with _messages_to(messages):
+            yield
     finally:
         try:
             ray.shutdown()
         finally:
             if work_dir is not None:
                 _end_processes_of(work_dir)
+
+
+@contextlib.contextmanager
+def _messages_to(path: Path | None) -> Iterator[None]:
+    """What Ray's node tells its driver goes into ``path``: it would print pages on our standard output, in colours.
+
+    Ray has no switch for it (``log_to_driver`` is about the workers' own output), so the function that prints is
+    replaced while the session lasts, where this version of Ray has it.
+    """
+    worker: Any = getattr(getattr(ray_module(), "_private", None), "worker", None)
+    printed = getattr(worker, "print_to_stdstream", None)
+    if path is None or printed is None:
+        yield
+        return
+
+    def write(data: dict[str, Any], *_arguments: Any, **_options: Any) -> None:
+        with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in data.get("lines", ()))
+
+    worker.print_to_stdstream = write
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = printed
 
 
 def _start_local(config: ClusterConfig, work_dir: Path) -> None:
@@ -149,6 +176,7 @@ def _start_local(config: ClusterConfig, work_dir: Path) -> None:
                 _temp_dir=str(work_dir),
                 **QUIET,
             )
+            work_dir.chmod(0o700)  # Ray opens it to everybody
             return
         except Exception:
             ray_module().shutdown()

@@ -120,7 +120,7 @@ async def test_the_traces_of_all_tiers_go_where_the_environment_says(stack):
     )
 
 
-async def test_a_killed_draft_costs_no_token_and_comes_back(stack):
+async def test_a_killed_draft_costs_no_token_and_comes_back(stack, capfd):
     """Kill -9 in mid-stream: no error, the tokens of an undisturbed run; the draft is back on its port and used."""
     cluster = stack.cluster
     async with Client(cluster.router_address) as client:
@@ -145,6 +145,8 @@ async def test_a_killed_draft_costs_no_token_and_comes_back(stack):
     assert again == undisturbed
     assert finished.speculative.num_spec_steps > 0
     assert cluster.log_tail("draft-0").count("msg=serving") >= 1
+    assert "\x1b" not in capfd.readouterr().out  # Ray's message about the dead process is in a file
+    assert (cluster.log_dir / "ray.log").exists()
 
 
 def test_trace_shows_the_last_request(stack):
