@@ -46,10 +46,12 @@ def load_lean(source: ModelSource, *, kv_slots: int, max_context: int) -> "LeanR
     capacity = source.capacity(max_context)
     shape = shape_of(source, capacity)
     checkpoint = Checkpoint(source.directory)
+    ids = probe_ids(source.config.vocab_size, capacity)[:24]
     with ThreadPoolExecutor(max_workers=1) as pool:
         fingerprint = pool.submit(
             source.fingerprint
         )  # hashing frees the interpreter lock: it runs beside packing
+        own = own_logits(source, checkpoint, ids, layers=_CHECKED_LAYERS)
         body, remark = _body(source, shape, checkpoint, capacity)
         runner = LeanRunner(
             source,
@@ -65,7 +67,7 @@ def load_lean(source: ModelSource, *, kv_slots: int, max_context: int) -> "LeanR
                 *remark,
             ],
         )
-    runner.check(own_logits(source, checkpoint, runner.probe_ids[:24], layers=_CHECKED_LAYERS))
+    runner.check(ids, own)
     return runner
 
 
@@ -92,8 +94,8 @@ class LeanRunner:
         self.kv = SlotKV(
             kv_shape, num_slots=kv_slots, capacity=capacity, dtype=source.dtype, device=source.device
         )
-        self.probe_ids = probe_ids(source.config.vocab_size, capacity)
-        deterministic = rows_are_independent(self._run, self.kv, self.probe_ids)
+        ids = probe_ids(source.config.vocab_size, capacity)
+        deterministic = rows_are_independent(self._run, self.kv, ids)
         said = (
             "bits of a row independent of the batch, checked at start"
             if deterministic
@@ -119,11 +121,10 @@ class LeanRunner:
             self._thread_id = threading.get_ident()
         return self._run(segments)
 
-    def check(self, own: torch.Tensor) -> None:
-        """Compare with transformers' logits of the first probe tokens after two layers; raises Unsuitable."""
+    def check(self, ids: Sequence[int], own: torch.Tensor) -> None:
+        """Compare with transformers' ``own`` logits of ``ids`` after two layers; raises Unsuitable."""
         slot = self.kv.acquire()
         assert slot is not None, "nobody else has a slot yet"
-        ids = self.probe_ids[: len(own)]
         with torch.inference_mode():
             found = self._body.forward([Segment(slot, 0, ids, len(ids))], self.kv, _CHECKED_LAYERS)
         self.kv.release(slot)

@@ -105,8 +105,8 @@ class Checkpoint:
 
     def __init__(self, directory: Path) -> None:
         """Raises Unsuitable when there are no such files or they are broken."""
+        self._directory = directory
         self._files: dict[str, Any] = {}
-        self._unread: set[str] = set()
         for path in _weight_files(directory):
             try:
                 file = safe_open(str(path), framework="pt")
@@ -117,6 +117,10 @@ class Checkpoint:
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
+
+    def reopened(self) -> "Checkpoint":
+        """The same files under a mapping of their own."""
+        return Checkpoint(self._directory)
 
     def get(self, name: str, *shape: int) -> torch.Tensor:
         """The tensor ``name``. Raises Unsuitable when it is missing or of another shape."""

@@ -141,7 +141,8 @@ class NativeBody:
         layers = (_Layer * shape.layers)()
         for layer, weights in zip(layers, checkpoint.layers(shape), strict=True):
             self._fill(layer, weights)
-        self._embedding = checkpoint.embedding(vocab_size, shape.hidden)
+        # Mapped anew: pages of the packed weights are let go with the old mapping, and only rows in use come back.
+        self._embedding = checkpoint.reopened().embedding(vocab_size, shape.hidden)
         self._head_outputs = vocab_size
         self._model = _Model(
             layers=layers,
