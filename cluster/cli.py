@@ -7,10 +7,7 @@ once. Exit codes: 0 done, 1 the server failed, 2 wrong input or settings, 3 the 
 
 import asyncio
 import contextlib
-import dataclasses
-import enum
 import io
-import json
 import shutil
 import signal
 import sys
@@ -34,9 +31,8 @@ from paceline.errors import (
 
 if TYPE_CHECKING:
     from cluster.launch import Cluster
-    from paceline.client import Client, Finished, RequestSummary, Started
+    from paceline.client import RequestSummary
     from paceline.config import PacelineConfig
-    from paceline.v1.router_pb2 import GenerateRequest
 
 EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
 WATCH_S = 2.0
@@ -171,6 +167,7 @@ def generate(
 ) -> None:
     """Stream an answer to standard output, then one line of figures to standard error."""
     with _errors():
+        from cluster.asking import ask
         from paceline.types import Mode
 
         wrong = []
@@ -204,7 +201,7 @@ def generate(
             "tenant": tenant,
             "priority": priority,
         }
-        asyncio.run(_generate(address, fields, wrong, stats=stats, as_json=as_json))
+        asyncio.run(ask(address, fields, wrong, stats=stats, as_json=as_json))
 
 
 @app.command()
@@ -292,139 +289,6 @@ def print_waterfalls(
             print()
         for line in waterfall.draw(request, width=width, glyphs=glyphs, max_rounds=max_rounds):
             print(line.encode(encoding, "replace").decode(encoding))
-
-
-def figures(finished: "Finished") -> str:
-    """One line: what was decoded, how, how fast."""
-    from cluster.waterfall import counted, plan_in_words, tokens_in_words
-
-    timings, usage, stats = finished.timings, finished.usage, finished.speculative
-    parts = [
-        plan_in_words(finished.plan),
-        tokens_in_words(usage),
-        f"first after {timings.time_to_first_token_s:.2f} s",
-    ]
-    speed = tokens_per_s(finished)
-    if speed is not None:
-        parts.append(f"{speed:.1f} tokens/s")
-    if stats.draft_acceptance_rate is not None and stats.mean_acceptance_length is not None:
-        parts.append(
-            f"accepted {stats.draft_acceptance_rate:.0%}, {stats.mean_acceptance_length:.2f} tokens a block"
-        )
-    parts.append(f"ended by {finished.finish_reason.value}")
-    if finished.resumed:
-        parts.append(f"resumed {counted(finished.resumed, 'time')}")
-    return " · ".join(parts)
-
-
-def tokens_per_s(finished: "Finished") -> float | None:
-    """Decoding speed, the prefill's token left out; None for a single token."""
-    decoded = finished.usage.completion_tokens - 1
-    return decoded / finished.timings.decode_s if decoded > 0 and finished.timings.decode_s > 0 else None
-
-
-async def _generate(
-    address: str, fields: dict[str, Any], wrong: list[FieldViolation], *, stats: bool, as_json: bool
-) -> None:
-    from cluster.waterfall import plan_in_words, stats_in_words
-    from paceline.client import Chunk, Client, Finished, Started
-
-    line_open = False
-    token_ids: list[int] = []
-    try:
-        async with Client(address) as client:
-            request = await _checked_request(client, fields, wrong)
-            async with contextlib.aclosing(client.generate(request)) as events:
-                async for event in events:
-                    match event:
-                        case Started():
-                            started = event
-                            if stats:
-                                _note(
-                                    f"request {event.request_id}, task {event.task_type}, seed {event.seed}"
-                                )
-                                _note(f"plan: {plan_in_words(event.plan)} ({event.plan.reason})")
-                        case Chunk():
-                            sys.stdout.write(event.text)
-                            sys.stdout.flush()
-                            token_ids += event.token_ids
-                            line_open = True
-                        case Finished():
-                            finished = event
-    finally:  # an error gets a line of its own
-        if line_open:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-    _note(figures(finished))
-    if stats:
-        _note(stats_in_words(finished.speculative))
-        _note(_timings_in_words(finished))
-    if as_json:
-        print(_as_json(started, finished, token_ids))
-
-
-async def _checked_request(
-    client: "Client", fields: dict[str, Any], wrong: list[FieldViolation]
-) -> "GenerateRequest":
-    """The request. Raises InvalidRequestError that names all that is wrong with it.
-
-    Where something is wrong that the server cannot be told (an option, a number that the wire cannot carry), the server
-    is asked for the rest with a request that it must refuse: one of no tokens.
-    """
-    from paceline.client import generate_request
-
-    try:
-        request = generate_request(**fields)
-    except InvalidRequestError as error:
-        wrong = [*wrong, *error.violations]
-    if not wrong:
-        return request
-    named = {violation.field for violation in wrong}
-    left = {name: value for name, value in fields.items() if _PATHS.get(name, name) not in named}
-    probe = generate_request(**left | {"max_tokens": 0})
-    try:
-        async with contextlib.aclosing(client.generate(probe)) as events:
-            await anext(events)
-    except InvalidRequestError as error:
-        wrong = [*wrong, *(one for one in error.violations if one.field not in {*named, "max_tokens"})]
-    except PacelineError:
-        pass  # nobody there to ask: what is known is said
-    raise InvalidRequestError(wrong)
-
-
-_PATHS = {"top_k": "sampling.top_k", "seed": "sampling.seed", "k": "decoding.k"}
-"""Arguments of ``generate_request`` that are checked there, and the path of their field."""
-
-
-def _as_json(started: "Started", finished: "Finished", token_ids: list[int]) -> str:
-    """One line: all that is known of the request but its text."""
-    stats = finished.speculative
-    ratios = {
-        "mean_acceptance_length": stats.mean_acceptance_length,
-        "draft_acceptance_rate": stats.draft_acceptance_rate,
-    }
-    known = {
-        "request_id": started.request_id,
-        "task_type": started.task_type,
-        "seed": started.seed,
-        "trace_id": started.trace_id,
-        "token_ids": token_ids,
-        **dataclasses.asdict(finished),
-    }
-    known["speculative"] |= ratios
-    return json.dumps(
-        known, default=lambda value: value.value if isinstance(value, enum.Enum) else str(value)
-    )
-
-
-def _timings_in_words(finished: "Finished") -> str:
-    spent = finished.timings
-    return (
-        f"ms: queue {spent.queue_s * 1e3:.1f}, prefill {spent.prefill_s * 1e3:.1f}, "
-        f"decode {spent.decode_s * 1e3:.1f} (draft {spent.draft_s * 1e3:.1f}, "
-        f"network {spent.network_s * 1e3:.1f}, wait {spent.wait_s * 1e3:.1f}, "
-        f"verify {spent.verify_s * 1e3:.1f}, overhead {spent.overhead_s * 1e3:.1f}); numerics {finished.numerics}"
-    )
 
 
 async def _list_requests(address: str, request_id: str, limit: int) -> tuple["RequestSummary", ...]:

@@ -20,8 +20,11 @@ def progress_on(console: Console) -> Iterator[Progress]:
     """Shows what it is told, with the time each step takes so far (terminal) or since the start (lines)."""
     if console.is_terminal:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-        with Bar(*columns, console=console, transient=True) as bar:
+        bar = Bar(*columns, console=console, transient=True)
+        try:
             yield _spinner(bar)
+        finally:
+            bar.stop()
     else:
         yield _lines(console)
 
@@ -38,8 +41,10 @@ def _spinner(bar: Bar) -> Progress:
             bar.remove_task(task)
         task = bar.add_task(text, total=None) if text else None
         said = text
-        if not text:
-            bar.refresh()
+        if text:
+            bar.start()
+        else:
+            bar.stop()  # it would redraw itself between pieces of streamed text
 
     return say
 

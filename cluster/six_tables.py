@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from cluster.cli import tokens_per_s
+from cluster.asking import tokens_per_s
 from cluster.six_tasks import Comparison, Run
 from cluster.waterfall import plan_in_words
 
