@@ -32,7 +32,7 @@ namespace {
 
 constexpr int kLanes = 16;
 constexpr int kPanel = 2 * kLanes;
-constexpr int kDepth = 64;  // inputs of a panel that stay in the first cache while all rows pass over them
+constexpr int kDepth = 192;  // inputs of a panel that stay in the first cache while all rows pass over them
 constexpr int kAhead = 32;  // inputs that are asked for in advance: with several rows the processor's own guess is late
 
 #if defined(__AVX512F__)
@@ -619,71 +619,120 @@ void rotate(const float* x, const float* cosines, const float* sines, int64_t ha
   }
 }
 
-// ---- Attention of one row: kGroup query heads over the keys and values of one KV head ----
+// ---- Attention: a few consecutive rows of one sequence, kGroup query heads over the keys and values of a KV head ----
 
-// Sixteen keys at a time from position 0 on; scores of positions that are not context are replaced, never added.
-template <int kVecs, int kGroup>
-void attend(const float* query, const float* keys, const float* values, int64_t stride, int64_t length, float scaling,
-            float* scores, int64_t scores_stride, float* out) {
-  constexpr int kSize = kVecs * kLanes;
-  const int64_t blocks = (length + kLanes - 1) / kLanes;
-  Vec best[kGroup];
-  for (int g = 0; g < kGroup; ++g) best[g] = splat(-INFINITY);
-  const Vec factor = splat(scaling);
+constexpr int kTile = 8;           // most rows
+constexpr int64_t kStretch = 64;   // positions whose values stay in the first cache while all rows pass over them
+
+struct Look {
+  const float* query;  // [rows][query_stride], the group's heads one behind the other
+  const float* keys;   // of position 0; [positions][kv_stride]
+  const float* values;
+  float* scores;  // [rows][kGroup][scores_stride]
+  float* out;     // [rows][out_stride]
+  int64_t query_stride, kv_stride, scores_stride, out_stride;
+  int64_t rows;
+  int64_t length;  // of the first row; each further row sees one position more
+  float scaling;
+};
+
+inline int64_t blocks_of(int64_t length) { return (length + kLanes - 1) / kLanes; }
+
+// Sixteen keys from `block` * 16 on against one query; positions that are not context are replaced, never added.
+template <int kVecs>
+inline Vec score(const float* query, const float* keys, int64_t stride, int64_t valid, Vec factor) {
+  Vec products[16];
+#pragma GCC unroll 16
+  for (int j = 0; j < kLanes; ++j) {
+    const float* key = keys + j * stride;
+    Vec product = load(query) * load(key);
+#pragma GCC unroll 16
+    for (int v = 1; v < kVecs; ++v) product = fma(load(query + v * kLanes), load(key + v * kLanes), product);
+    products[j] = product;
+  }
+  const Vec found = sums(products) * factor;
+  const IntVec place{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return place < static_cast<int32_t>(std::min<int64_t>(valid, kLanes)) ? found : splat(-INFINITY);
+}
+
+// Scores to weights e^(score - highest); returns what to divide by.
+inline float weigh(float* scores, int64_t blocks) {
+  Vec best = splat(-INFINITY);
+  for (int64_t block = 0; block < blocks; ++block) best = max(best, load(scores + block * kLanes));
+  const Vec top = splat(highest(best));
+  Vec weights{};
   for (int64_t block = 0; block < blocks; ++block) {
-    const float* first = keys + block * kLanes * stride;
-    for (int g = 0; g < kGroup; ++g) {
-      const float* q = query + g * kSize;
-      Vec products[16];
-#pragma GCC unroll 16
-      for (int j = 0; j < kLanes; ++j) {
-        const float* key = first + j * stride;
-        Vec product = load(q) * load(key);
-#pragma GCC unroll 16
-        for (int v = 1; v < kVecs; ++v) product = fma(load(q + v * kLanes), load(key + v * kLanes), product);
-        products[j] = product;
-      }
-      Vec score = sums(products) * factor;
-      if (block == blocks - 1) {
-        const IntVec place{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        const int32_t valid = static_cast<int32_t>(length - block * kLanes);
-        score = place < valid ? score : splat(-INFINITY);
-      }
-      best[g] = max(best[g], score);
-      store(scores + g * scores_stride + block * kLanes, score);
-    }
+    const Vec score = load(scores + block * kLanes);
+    const Vec weight = score == splat(-INFINITY) ? Vec{} : exponential(score - top);
+    weights += weight;
+    store(scores + block * kLanes, weight);
   }
+  return sum(weights);
+}
+
+// out += weights of positions `from` .. `to` times their values, in ascending order.
+template <int kVecs, int kGroup>
+inline void gather(const float* weights, int64_t weights_stride, const float* values, int64_t stride, int64_t from,
+                   int64_t to, float* out) {
   Vec total[kGroup][kVecs];
-  float inverse[kGroup];
   for (int g = 0; g < kGroup; ++g) {
-    const Vec top = splat(highest(best[g]));
-    Vec weights{};
-    float* own = scores + g * scores_stride;
-    for (int64_t block = 0; block < blocks; ++block) {
-      const Vec score = load(own + block * kLanes);
-      Vec weight = exponential(score - top);
-      weight = score == splat(-INFINITY) ? Vec{} : weight;
-      weights += weight;
-      store(own + block * kLanes, weight);
-    }
-    inverse[g] = 1.0f / sum(weights);
-    for (int v = 0; v < kVecs; ++v) total[g][v] = Vec{};
+    for (int v = 0; v < kVecs; ++v) total[g][v] = from == 0 ? Vec{} : load(out + (g * kVecs + v) * kLanes);
   }
-  for (int64_t j = 0; j < length; ++j) {
+  for (int64_t j = from; j < to; ++j) {
     const float* value = values + j * stride;
 #pragma GCC unroll 16
     for (int v = 0; v < kVecs; ++v) {
       const Vec part = load(value + v * kLanes);
 #pragma GCC unroll 4
-      for (int g = 0; g < kGroup; ++g) total[g][v] = fma(splat(scores[g * scores_stride + j]), part, total[g][v]);
+      for (int g = 0; g < kGroup; ++g) total[g][v] = fma(splat(weights[g * weights_stride + j]), part, total[g][v]);
     }
   }
   for (int g = 0; g < kGroup; ++g) {
-    for (int v = 0; v < kVecs; ++v) store(out + g * kSize + v * kLanes, total[g][v] * splat(inverse[g]));
+    for (int v = 0; v < kVecs; ++v) store(out + (g * kVecs + v) * kLanes, total[g][v]);
   }
 }
 
-using Attend = void (*)(const float*, const float*, const float*, int64_t, int64_t, float, float*, int64_t, float*);
+// Rows share what is read, not arithmetic: each has the same operations in the same order as alone.
+template <int kVecs, int kGroup>
+void attend(const Look& look) {
+  constexpr int kSize = kVecs * kLanes;
+  const int64_t last = look.length + look.rows - 1;
+  const int64_t row_scores = kGroup * look.scores_stride;
+  for (int64_t block = 0; block < blocks_of(last); ++block) {
+    const int64_t first = block * kLanes;
+    for (int64_t r = 0; r < look.rows; ++r) {
+      if (first >= look.length + r) continue;
+      for (int g = 0; g < kGroup; ++g) {
+        store(look.scores + r * row_scores + g * look.scores_stride + first,
+              score<kVecs>(look.query + r * look.query_stride + g * kSize, look.keys + first * look.kv_stride,
+                           look.kv_stride, look.length + r - first, splat(look.scaling)));
+      }
+    }
+  }
+  float divisors[kTile][kGroup];
+  for (int64_t r = 0; r < look.rows; ++r) {
+    for (int g = 0; g < kGroup; ++g) {
+      divisors[r][g] = weigh(look.scores + r * row_scores + g * look.scores_stride, blocks_of(look.length + r));
+    }
+  }
+  for (int64_t from = 0; from < last; from += kStretch) {
+    for (int64_t r = 0; r < look.rows; ++r) {
+      const int64_t to = std::min(from + kStretch, look.length + r);
+      if (from >= to) continue;
+      gather<kVecs, kGroup>(look.scores + r * row_scores, look.scores_stride, look.values, look.kv_stride, from, to,
+                            look.out + r * look.out_stride);
+    }
+  }
+  for (int64_t r = 0; r < look.rows; ++r) {
+    for (int g = 0; g < kGroup; ++g) {
+      float* out = look.out + r * look.out_stride + g * kSize;
+      const Vec inverse = splat(1.0f / divisors[r][g]);
+      for (int v = 0; v < kVecs; ++v) store(out + v * kLanes, load(out + v * kLanes) * inverse);
+    }
+  }
+}
+
+using Attend = void (*)(const Look&);
 
 template <int kVecs>
 Attend attend_for(int group) {
@@ -721,13 +770,14 @@ class Engine {
     group_ = static_cast<int>(model.heads / model.kv_heads);
     own_.resize(threads);
     for (auto& own : own_) {
-      own.scores.resize(4 * scores_stride_);
+      own.scores.resize(kTile * 4 * scores_stride_);
       own.scratch.resize(kDepth * kPanel);
     }
   }
 
   void forward(const Batch& batch) {
     reserve(batch.rows, batch.num_wanted);
+    cut_tiles(batch);
     phases_.reset(8 * model_.num_layers + 4);
     helpers_.run([&](int thread) { work(batch, own_[thread]); });
   }
@@ -735,6 +785,10 @@ class Engine {
  private:
   struct Own {  // what a thread needs for itself
     std::vector<float> normed, product, scores, scratch;
+  };
+
+  struct Tile {
+    int64_t first, rows;
   };
 
   void reserve(int64_t rows, int64_t wanted) {
@@ -814,18 +868,46 @@ class Engine {
     });
   }
 
+  // Consecutive rows of a sequence in one task, as many as leave enough tasks for all threads.
+  void cut_tiles(const Batch& batch) {
+    const int64_t enough = 4 * static_cast<int64_t>(own_.size());
+    const int64_t most = std::clamp<int64_t>(batch.rows * model_.kv_heads / enough, 1, kTile);
+    tiles_.clear();
+    for (int64_t r = 0; r < batch.rows; ++r) {
+      const bool goes_on = !tiles_.empty() && r - tiles_.back().first < most &&
+                           batch.slot_rows[r] == batch.slot_rows[r - 1] &&
+                           batch.positions[r] == batch.positions[r - 1] + 1;
+      if (goes_on) {
+        ++tiles_.back().rows;
+      } else {
+        tiles_.push_back({r, 1});
+      }
+    }
+  }
+
   void look(const Batch& batch, int64_t index, Own& own, int64_t& at) {
     const int64_t size = model_.head_size, kv_heads = model_.kv_heads, kv_width = kv_heads * size;
     const int64_t width = (model_.heads + 2 * kv_heads) * size;
-    phases_.run(at, batch.rows * kv_heads, [&](int64_t task) {
-      const int64_t r = task / kv_heads, kv_head = task % kv_heads;
-      const int64_t base = (index * batch.storage_rows + batch.slot_rows[r]) * kv_width + kv_head * size;
+    phases_.run(at, static_cast<int64_t>(tiles_.size()) * kv_heads, [&](int64_t task) {
+      const Tile& tile = tiles_[task / kv_heads];
+      const int64_t kv_head = task % kv_heads;
+      const int64_t base = (index * batch.storage_rows + batch.slot_rows[tile.first]) * kv_width + kv_head * size;
       for (int first = 0; first < group_; first += 4) {
         const int64_t head = kv_head * group_ + first;
-        attend_for(size, std::min(4, group_ - first))(
-            qkv_.data() + r * width + head * size, batch.keys + base, batch.values + base, kv_width,
-            batch.positions[r] + 1, model_.scaling, own.scores.data(), scores_stride_,
-            attended_.data() + (r * model_.heads + head) * size);
+        Look look;
+        look.query = qkv_.data() + tile.first * width + head * size;
+        look.keys = batch.keys + base;
+        look.values = batch.values + base;
+        look.scores = own.scores.data();
+        look.out = attended_.data() + (tile.first * model_.heads + head) * size;
+        look.query_stride = width;
+        look.kv_stride = kv_width;
+        look.scores_stride = scores_stride_;
+        look.out_stride = model_.heads * size;
+        look.rows = tile.rows;
+        look.length = batch.positions[tile.first] + 1;
+        look.scaling = model_.scaling;
+        attend_for(size, std::min(4, group_ - first))(look);
       }
     });
   }
@@ -877,6 +959,7 @@ class Engine {
   int64_t reserved_ = 0;
   std::vector<float> qkv_, attended_, active_;
   std::vector<Own> own_;
+  std::vector<Tile> tiles_;
 };
 
 }  // namespace
