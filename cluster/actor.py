@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -160,9 +161,8 @@ def _advertised(address: str) -> str:
 
 def _was_restarted() -> bool:
     """Whether Ray runs this constructor again, after a crash."""
-    import ray
-
-    return bool(ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed)
+    ray = sys.modules.get("ray")  # not imported here: Ray reads its environment then, and the launcher sets it
+    return bool(ray and ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def _end_process() -> NoReturn:
