@@ -124,7 +124,7 @@ def step_costs(runners: dict[str, Runner], clock: Clock, rounds: int) -> dict[st
 
 def overhead(runner: Any, clock: Clock) -> dict[str, float]:
     """Milliseconds of a step outside the one native call: least over many steps. Empty without native kernels."""
-    library = getattr(runner._body, "_library", None)
+    library: Any = getattr(runner._body, "_library", None)
     if library is None:
         return {}
     life = Sequences(runner)
@@ -285,7 +285,9 @@ def main() -> None:
             os.environ["PACELINE_NO_COMPILER"] = "1"
         start = time.perf_counter()
         runners[name] = load_runner(
-            ModelConfig(name=arguments.model, dtype=arguments.dtype, threads=threads, runner=kind),
+            ModelConfig.model_validate(
+                {"name": arguments.model, "dtype": arguments.dtype, "threads": threads, "runner": kind}
+            ),
             kv_slots=16,
             max_context=2 * CONTEXT + 128,
         )

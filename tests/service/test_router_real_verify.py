@@ -32,7 +32,7 @@ async def verify(model: Path, port: int = 0) -> TierServer:
 
 REQUEST = {
     "text": "The riders take turns",
-    "max_tokens": 150,
+    "max_tokens": 700,  # long enough not to end before a replica is gone
     "temperature": 1.0,
     "seed": 11,
     "ignore_eos": True,
