@@ -87,6 +87,7 @@ class _Arena:
     """Memory for weights in large pages: they are read from end to end in every step."""
 
     _REGION = 64 << 20
+    _PAGE = 2 << 20
     _ALIGNMENT = 64
 
     def __init__(self) -> None:
@@ -101,10 +102,14 @@ class _Arena:
         """``count`` bytes."""
         size = -(-count // self._ALIGNMENT) * self._ALIGNMENT
         if size > len(self._region):
-            memory = mmap.mmap(-1, max(size, self._REGION))
+            # Private: most systems have no large pages for memory that could be shared, which is mmap's default.
+            memory = mmap.mmap(
+                -1, max(size, self._REGION) + self._PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            )
             with contextlib.suppress(AttributeError, OSError):  # a system without large pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
-            self._region = torch.frombuffer(memory, dtype=torch.uint8)
+            region = torch.frombuffer(memory, dtype=torch.uint8)
+            self._region = region[-region.data_ptr() % self._PAGE :]  # from the edge of a large page on
         self.used += count
         taken, self._region = self._region[:count], self._region[size:]
         return taken

@@ -1,9 +1,11 @@
 """The native kernels: what they must equal, to the bit or within rounding, and how they come to be."""
 
 import ctypes
+import mmap
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -190,3 +192,26 @@ def test_without_a_working_compiler_there_is_a_reason(tmp_path, monkeypatch):
     assert runner.info.runner == "lean"
     assert "torch operations" in runner.info.runner_reason
     assert "the kernels cannot be built" in runner.info.runner_reason
+
+
+def kibibytes_in_large_pages():
+    lines = Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
+def test_weights_lie_in_large_pages_where_the_system_has_them():
+    """Memory that could be shared has none on most systems, and small pages cost a tenth of a step."""
+    size = 8 << 20
+    before = kibibytes_in_large_pages()
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as probe:
+        probe.madvise(mmap.MADV_HUGEPAGE)
+        probe.write(bytes(size))
+        if kibibytes_in_large_pages() == before:
+            pytest.skip("this system has no large pages to give")
+    arena, before = native._Arena(), kibibytes_in_large_pages()
+    numbers = torch.arange(size // 4, dtype=torch.int32)
+    kept = arena.put(numbers)
+    assert kept.data_ptr() % (2 << 20) == 0
+    assert torch.equal(kept, numbers)
+    assert kibibytes_in_large_pages() > before
