@@ -22,13 +22,15 @@ def _plain(reason: str) -> PlanRule:
     return PlanRule(mode="plain", reason=reason)
 
 
+# Four draft tokens: on two cores five rows cost 1.6 times one and nine 2.7 times, while eight drafted tokens give only a
+# quarter more than four (docs/log.md). Other hardware: router.plans in the settings.
 _TABLE: dict[str, PlanRule] = {
-    "code": PlanRule(mode="speculative", k=6, reason="code repeats names and idioms of its prompt"),
-    "extraction": PlanRule(mode="speculative", k=8, reason="extraction copies from its prompt"),
-    "rag": PlanRule(mode="speculative", k=6, reason="such an answer quotes the passage it was given"),
-    "rewriting": PlanRule(mode="speculative", k=8, reason="rewriting keeps most of its prompt"),
+    "code": PlanRule(mode="speculative", k=4, reason="code repeats names and idioms of its prompt"),
+    "extraction": PlanRule(mode="speculative", k=4, reason="extraction copies from its prompt"),
+    "rag": PlanRule(mode="speculative", k=4, reason="such an answer quotes the passage it was given"),
+    "rewriting": PlanRule(mode="speculative", k=4, reason="rewriting keeps most of its prompt"),
     "structured_output": PlanRule(
-        mode="speculative", k=6, reason="structured output repeats keys of its prompt"
+        mode="speculative", k=4, reason="structured output repeats keys of its prompt"
     ),
     "summarization": PlanRule(mode="speculative", k=4, reason="summarization reuses phrases of its prompt"),
     "classification": _plain("a class is named in a few tokens, too few for speculation to pay"),
