@@ -161,7 +161,8 @@ def _advertised(address: str) -> str:
 
 def _was_restarted() -> bool:
     """Whether Ray runs this constructor again, after a crash."""
-    ray = sys.modules.get("ray")  # not imported here: Ray reads its environment then, and the launcher sets it
+    # Not imported here: Ray reads its environment then, and the launcher sets it.
+    ray = sys.modules.get("ray")
     return bool(ray and ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed)
 
 
