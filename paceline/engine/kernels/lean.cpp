@@ -252,13 +252,13 @@ class Phases {
 };
 
 // Threads that help the caller for as long as it has a job open.
-class Helpers {
+class Workers {
  public:
-  explicit Helpers(int count) {
+  explicit Workers(int count) {
     for (int i = 0; i < count; ++i) threads_.emplace_back([this, i] { live(i + 1); });
   }
 
-  ~Helpers() {
+  ~Workers() {
     {
       std::lock_guard<std::mutex> hold(mutex_);
       ending_ = true;
@@ -764,7 +764,7 @@ Attend attend_for(int64_t head_size, int group) {
 class Engine {
  public:
   Engine(const Model& model, int64_t capacity, int threads)
-      : model_(model), layers_(model.layers, model.layers + model.num_layers), helpers_(threads - 1) {
+      : model_(model), layers_(model.layers, model.layers + model.num_layers), workers_(threads - 1) {
     model_.layers = layers_.data();
     scores_stride_ = (capacity + kLanes - 1) / kLanes * kLanes;
     group_ = static_cast<int>(model.heads / model.kv_heads);
@@ -779,7 +779,7 @@ class Engine {
     reserve(batch.rows, batch.num_wanted);
     cut_tiles(batch);
     phases_.reset(8 * model_.num_layers + 4);
-    helpers_.run([&](int thread) { work(batch, own_[thread]); });
+    workers_.run([&](int thread) { work(batch, own_[thread]); });
   }
 
  private:
@@ -952,7 +952,7 @@ class Engine {
 
   Model model_;
   std::vector<Layer> layers_;
-  Helpers helpers_;
+  Workers workers_;
   Phases phases_;
   int group_;
   int64_t scores_stride_;
