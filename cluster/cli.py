@@ -81,6 +81,13 @@ def up(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="One setting, for example verify.kv_slots=8."),
     ] = None,
+    simulate: Annotated[
+        str,
+        typer.Option(
+            metavar="PAIR",
+            help="Simulated devices instead of models: 8b+1b, 70b+1b or 27b+block; nothing is downloaded.",
+        ),
+    ] = "",
 ) -> None:
     """Start draft, verify and router under Ray; stop them with Ctrl-C."""
     with _errors():
@@ -88,13 +95,14 @@ def up(
 
         from cluster.launch import running_cluster
         from cluster.progress import progress_on
+        from cluster.simulated import simulated
         from paceline.config import load_config
 
         signal.signal(
             signal.SIGTERM, signal.default_int_handler
         )  # while starting, like Ctrl-C: take all down again
         started = time.monotonic()
-        settings = load_config(config, overrides or ())
+        settings = load_config(config, [*(simulated(simulate) if simulate else ()), *(overrides or ())])
         with (
             progress_on(Console(stderr=True, highlight=False)) as say,
             running_cluster(settings, progress=say, keep_logs=True) as cluster,

@@ -41,8 +41,9 @@ class ModelConfig(Section):
 class DrafterConfig(Section):
     """One drafter of a draft replica."""
 
-    kind: Literal["ngram", "model", "random"]
-    """``ngram``: prompt lookup. ``model``: a causal model with the same tokenizer. ``random``: for tests."""
+    kind: Literal["ngram", "model", "random", "simulated"]
+    """``ngram``: prompt lookup. ``model``: a causal model with the same tokenizer. ``random``: for tests. ``simulated``:
+    see ``simulation``."""
     min_match: Annotated[int, Field(ge=1)] = 2
     """ngram: shortest suffix that counts as a match, in tokens."""
     max_match: Annotated[int, Field(ge=1)] = 8
@@ -166,6 +167,29 @@ class ClusterConfig(Section):
     draft: TierPlacement = TierPlacement()
 
 
+class SimulationConfig(Section):
+    """Simulated devices, where ``model.name`` is "simulated": a forward sleeps, tokens come from a keyed source."""
+
+    pair: str = "8b+1b"
+    """Target and drafter whose costs are simulated, see ``paceline.simulation``."""
+    agreement: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """Chance that a guess is the target's token, given that the guesses before it were."""
+    agreement_by_position: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+    """The same for the first, second ... guess of a block; the last value holds for all later ones."""
+    agreement_by_word: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
+    """For prompts that hold this word, so that tasks differ; the first that is found."""
+    drift: float = 0.0
+    """Added to the agreement for every 1,000 output tokens."""
+    second_guess: Annotated[float, Field(ge=0, le=1)] = 0.6
+    """Where a guess is wrong: chance that the drafter's next one at that position is right, and again for the next."""
+    time_scale: Annotated[float, Field(ge=0)] = 1.0
+    """All device times are multiplied by it; 0: no sleep at all."""
+    rtt_ms: Annotated[float, Field(ge=0)] = 0.0
+    """Round trip between verify and draft that is added to the real one."""
+    jitter_ms: Annotated[float, Field(ge=0)] = 0.0
+    """Up to so much more for each message, evenly."""
+
+
 class PacelineConfig(Section):
     """The whole tree."""
 
@@ -175,6 +199,7 @@ class PacelineConfig(Section):
     router: RouterConfig = RouterConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     cluster: ClusterConfig = ClusterConfig()
+    simulation: SimulationConfig = SimulationConfig()
 
     def to_toml_lines(self, sections: Collection[str] = ()) -> list[str]:
         """Every setting (of ``sections`` where given) as ``section.key = value``, sorted; together they are TOML again.

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline import simulation
 from paceline.errors import ConfigError
 
 Progress = Callable[[str, float], None]
@@ -64,6 +65,8 @@ def resolve_model_dir(name: str) -> Path:
 
     Raises ConfigError, with the command to run, for a registry model that is not prepared yet.
     """
+    if name == simulation.MODEL_NAME:
+        return _simulated_dir()
     if name in REGISTRY:
         directory = _prepared_dir(name)
         if not directory.is_dir():
@@ -108,6 +111,26 @@ def prepare_model(name: str, *, progress: Progress | None = None) -> Path:
                     made.rename(target)
     except OSError as error:
         raise ConfigError(f"cannot prepare {name!r} in {target.parent}: {error}") from error
+    return target
+
+
+def _simulated_dir() -> Path:
+    """Tokenizer files of the simulated models: made on the spot, in a tenth of a second."""
+    digest = hashlib.sha256(Path(simulation.__file__).read_bytes()).hexdigest()[:12]
+    target = cache_dir() / "models" / f"{simulation.MODEL_NAME}-{digest}"
+    if target.is_dir():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(target.with_suffix(".lock")):
+            if not target.is_dir():
+                with tempfile.TemporaryDirectory(dir=target.parent) as work:
+                    made = Path(work) / "model"
+                    made.mkdir()
+                    simulation.write_model_files(made)
+                    made.rename(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write the simulated model's files to {target.parent}: {error}") from error
     return target
 
 

@@ -43,6 +43,9 @@ _TABLE: dict[str, PlanRule] = {
     DEFAULT: _plain("the type of task is unsure, and plain decoding is never worse"),
 }
 
+TASK_TYPES = tuple(_TABLE)
+"""What ``router.plans`` may name."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodingWish:

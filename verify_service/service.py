@@ -14,7 +14,9 @@ from paceline.config import PacelineConfig
 from paceline.engine import Runner, load_runner
 from paceline.errors import FieldViolation, InvalidRequestError
 from paceline.ranges import MAX_K, sampling_violations
+from paceline.serving.delay_line import DelayLine
 from paceline.serving.server import TierServer
+from paceline.simulation import MODEL_NAME
 from paceline.telemetry import names
 from paceline.telemetry.context import TraceContext, extract
 from paceline.telemetry.spans import Telemetry
@@ -162,12 +164,7 @@ async def create_server(config: PacelineConfig) -> TierServer:
     loop = asyncio.get_running_loop()
     started = time.monotonic()
     log.info("loading the model and checking its numerics", extra={"model": config.model.name})
-    runner = await asyncio.to_thread(
-        load_runner,
-        config.model,
-        kv_slots=config.verify.kv_slots,
-        max_context=config.verify.max_context,
-    )
+    runner = await asyncio.to_thread(_load, config)
     log.info(
         "model loaded",
         extra={
@@ -191,24 +188,49 @@ async def create_server(config: PacelineConfig) -> TierServer:
         vocab_size=runner.info.vocab_size,
     )
     events = LinkEvents(engine.link_up, engine.link_down, engine.proposed, engine.refused)
-    background = [
-        asyncio.create_task(LinkClient(endpoint, hello, events).run())
-        for endpoint in config.verify.draft_endpoints
-    ]
+    endpoints, lines = _endpoints(config)
+    background = [asyncio.create_task(LinkClient(endpoint, hello, events).run()) for endpoint in endpoints]
     background.append(asyncio.create_task(_watch(engine, server, config.verify.stall_s)))
-    server.on_stop(_stopper(background, engine, telemetry))
+    server.on_stop(_stopper(background, engine, telemetry, lines))
     engine.start()
     return server
 
 
+def _load(config: PacelineConfig) -> Runner:
+    """The target model, or what stands for it. Blocks."""
+    sizes = {"kv_slots": config.verify.kv_slots, "max_context": config.verify.max_context}
+    if config.model.name == MODEL_NAME:
+        from paceline.engine.simulated import SimulatedRunner
+
+        return SimulatedRunner(config.simulation, **sizes)
+    return load_runner(config.model, **sizes)
+
+
+def _endpoints(config: PacelineConfig) -> tuple[list[str], list[DelayLine]]:
+    """Where the draft replicas are; in a simulation with a distance between the tiers, behind delay lines."""
+    endpoints = list(config.verify.draft_endpoints)
+    distance = config.simulation
+    if config.model.name != MODEL_NAME or not (distance.rtt_ms or distance.jitter_ms):
+        return endpoints, []
+    lines = [
+        DelayLine(endpoint, rtt_s=distance.rtt_ms / 1e3, jitter_s=distance.jitter_ms / 1e3)
+        for endpoint in endpoints
+    ]
+    for line in lines:
+        line.start()
+    return [line.address for line in lines], lines
+
+
 def _stopper(
-    background: list[asyncio.Task[None]], engine: Engine, telemetry: Telemetry
+    background: list[asyncio.Task[None]], engine: Engine, telemetry: Telemetry, lines: list[DelayLine]
 ) -> Callable[[], Awaitable[None]]:
     async def stop() -> None:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
         await asyncio.to_thread(engine.stop)
+        for line in lines:
+            line.stop()
         await asyncio.to_thread(telemetry.shutdown)
 
     return stop

@@ -10,6 +10,7 @@ from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafters.random import RandomDrafter
 from paceline.config import DrafterConfig, PacelineConfig
 from paceline.errors import ConfigError
+from paceline.simulation import MODEL_NAME
 from paceline.tokenizer import Tokenizer
 
 __all__ = ["CONSTRUCTORS", "DraftRequest", "Drafter", "build_drafters"]
@@ -43,10 +44,21 @@ def _model(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: T
     )
 
 
+def _simulated(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: Tokenizer) -> Drafter:
+    from draft_service.drafters.simulated import SimulatedDrafter
+
+    if config.model.name != MODEL_NAME:
+        raise ConfigError(
+            f"draft.drafters.{name}: a simulated drafter needs model.name = {MODEL_NAME!r}, not {config.model.name!r}"
+        )
+    return SimulatedDrafter(name, config.simulation, tokenizer)
+
+
 CONSTRUCTORS: dict[str, Callable[[str, DrafterConfig, PacelineConfig, Tokenizer], Drafter]] = {
     "ngram": _ngram,
     "random": _random,
     "model": _model,
+    "simulated": _simulated,
 }
 
 
