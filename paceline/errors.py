@@ -56,5 +56,9 @@ class PeerLostError(PacelineError):
         super().__init__(message)
 
 
+class DeadlineError(PacelineError):
+    """The caller's deadline passed before the answer was complete. Maps to DEADLINE_EXCEEDED."""
+
+
 class EngineError(PacelineError):
     """Our own fault: a step failed. Maps to INTERNAL."""

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import grpc
 
-from paceline.errors import CapacityError, EngineError, PacelineError, PeerLostError
+from paceline.errors import CapacityError, DeadlineError, EngineError, PacelineError, PeerLostError
 from paceline.serving.status import DETAILS_KEY, error_from_rpc, plain_words
 from paceline.v1 import verify_pb2
 from router.journal import Journal
@@ -21,10 +21,6 @@ _PAUSE_S = 0.05
 _MAX_PAUSE_S = 1.0
 
 Event = verify_pb2.DecodeAdmitted | verify_pb2.DecodeRun | verify_pb2.DecodeFinished
-
-
-class DeadlineError(PacelineError):
-    """The caller's deadline passed on the way."""
 
 
 class ResumableDecode:

@@ -10,14 +10,14 @@ import grpc
 from google.rpc import code_pb2  # type: ignore[import-untyped]
 
 from paceline import codec
-from paceline.errors import PacelineError
+from paceline.errors import DeadlineError, PacelineError
 from paceline.serving.status import status_from_error
 from paceline.telemetry import names
 from paceline.telemetry.context import bind_trace, extract, inject
 from paceline.types import FinishReason, Mode, Plan, Timings
 from paceline.v1 import router_pb2, verify_pb2
 from router.accept import Accepted, RouterParts, accept
-from router.decode import DeadlineError, Event, ResumableDecode
+from router.decode import Event, ResumableDecode
 from router.journal import Journal
 from router.recent import MAX_ROUNDS
 from router.spans import Outcome, generate_attributes, plan_attributes

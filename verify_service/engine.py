@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from paceline.config import VerifyConfig
 from paceline.engine import Runner
-from paceline.errors import CapacityError, EngineError, PacelineError, PeerLostError
+from paceline.errors import CapacityError, DeadlineError, EngineError, PacelineError, PeerLostError
 from verify_service.drafts import Block, Drafts, LinkPort, Proposal, Refusal
 from verify_service.scheduler import Scheduler, Work
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Sequence
@@ -147,6 +147,7 @@ class Engine:
 
     def _turn(self) -> None:
         self._take_inbox(block=not self._work, until=self._wake_at)
+        self._drop_expired()
         self._admit()
         self._work, self._wake_at = self._scheduler.next(time.monotonic())
         if self._work:
@@ -178,6 +179,17 @@ class Engine:
         with self._lock:
             self._num_posted -= 1
         self._scheduler.add(sequence)
+
+    def _drop_expired(self) -> None:
+        """Before memory or a forward is spent on them; the call's own cancelling may still be on its way."""
+        for sequence in self._scheduler.expired(time.monotonic()):
+            where = (
+                f"after {sequence.num_generated} tokens"
+                if sequence.admitted
+                else "while it waited for memory"
+            )
+            self._events.append((sequence, Failed(DeadlineError(f"the caller's deadline passed {where}"))))
+            self._end(sequence)
 
     def _admit(self) -> None:
         for sequence in self._scheduler.admit():

@@ -59,6 +59,10 @@ class Scheduler:
         """A new sequence."""
         self._waiting.add(sequence)
 
+    def expired(self, now: float) -> list[Sequence]:
+        """Those whose caller has stopped waiting: not worth another row of a forward."""
+        return [sequence for sequence in self.sequences() if sequence.spec.deadline <= now]
+
     def admit(self) -> list[Sequence]:
         """Give slots to those who wait, as far as they go."""
         admitted = []

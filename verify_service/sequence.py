@@ -1,5 +1,6 @@
 """One sequence being decoded: what was asked, what is committed, where it stands. Owned by the engine thread."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -31,6 +32,7 @@ class DecodeSpec:
     trace: TraceContext | None = None
     tenant: str = ""
     priority: int = 0
+    deadline: float = math.inf  # monotonic: nobody waits for what comes later
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import time
@@ -48,7 +49,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         trace = (
             self._telemetry.child(parent) if parent and parent.sampled and self._telemetry.enabled else None
         )
-        spec = decode_spec(request, self._runner, trace)
+        spec = decode_spec(request, self._runner, trace, deadline=_deadline(context))
         events: asyncio.Queue[Event] = asyncio.Queue()
         sequence = self._engine.submit(spec, events.put_nowait)
         spans = DecodeSpans(self._telemetry, parent, spec, sequence.arrived)
@@ -92,7 +93,19 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         )
 
 
-def decode_spec(request: verify_pb2.DecodeRequest, runner: Runner, trace: TraceContext | None) -> DecodeSpec:
+def _deadline(context: _Context) -> float:
+    """When the caller stops waiting, monotonic; gRPC carries it from hop to hop as a duration."""
+    remaining_s = context.time_remaining()
+    return math.inf if remaining_s is None else time.monotonic() + remaining_s
+
+
+def decode_spec(
+    request: verify_pb2.DecodeRequest,
+    runner: Runner,
+    trace: TraceContext | None,
+    *,
+    deadline: float = math.inf,
+) -> DecodeSpec:
     """The request as a value. Raises InvalidRequestError: the router validates for people, this guards the engine."""
     info = runner.info
     violations = []
@@ -132,6 +145,7 @@ def decode_spec(request: verify_pb2.DecodeRequest, runner: Runner, trace: TraceC
         trace=trace,
         tenant=request.tenant,
         priority=request.priority,
+        deadline=deadline,
     )
 
 

@@ -7,6 +7,7 @@
 | IncompatiblePeerError | FAILED_PRECONDITION |                           |
 | CapacityError         | RESOURCE_EXHAUSTED  | RetryInfo                 |
 | PeerLostError         | UNAVAILABLE         | RetryInfo                 |
+| DeadlineError         | DEADLINE_EXCEEDED   |                           |
 | EngineError           | INTERNAL            |                           |
 
 ``ErrorInfo.reason`` tells the two FAILED_PRECONDITION apart. A status travels in the trailing metadata, of which
@@ -26,6 +27,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[i
 from paceline.errors import (
     CapacityError,
     ConfigError,
+    DeadlineError,
     EngineError,
     FieldViolation,
     IncompatiblePeerError,
@@ -58,6 +60,7 @@ _TABLE = (
     _Row(IncompatiblePeerError, code_pb2.FAILED_PRECONDITION, "INCOMPATIBLE_PEER"),
     _Row(CapacityError, code_pb2.RESOURCE_EXHAUSTED, "CAPACITY"),
     _Row(PeerLostError, code_pb2.UNAVAILABLE, "PEER_LOST"),
+    _Row(DeadlineError, code_pb2.DEADLINE_EXCEEDED, "DEADLINE"),
     _Row(EngineError, code_pb2.INTERNAL, "ENGINE"),
 )
 
@@ -150,6 +153,8 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> PacelineError:
         return InvalidRequestError.single("request", message or code.name)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return CapacityError(message or code.name, retry_after_s)
+    if reason == "DEADLINE":
+        return DeadlineError(message or code.name)
     if code in _PEER_IS_GONE:
         return PeerLostError(message if reason else plain_words(code, message), retry_after_s)
     if code in _PEER_IS_ANOTHER:

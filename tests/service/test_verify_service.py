@@ -427,6 +427,20 @@ async def test_a_deadline_frees_the_sequence(model: Path) -> None:
         assert len((await decode(stub, request(Plan.plain("test"))))[0]) == 30
 
 
+async def test_a_deadline_that_passes_in_the_queue_is_the_answer(model: Path) -> None:
+    """Never admitted, DEADLINE_EXCEEDED, and nothing of it is left in the line."""
+    async with verify(model, "verify.kv_slots=1") as stub:
+        running = stub.Decode(request(Plan.plain("test"), max_tokens=900))
+        await running.read()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Decode(request(Plan.plain("test")), timeout=0.1).read()
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        async with asyncio.timeout(2):
+            while (await stub.GetModelInfo(verify_pb2.GetModelInfoRequest())).num_waiting:
+                await asyncio.sleep(0.01)
+        running.cancel()
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from paceline.errors import (
     CapacityError,
     ConfigError,
+    DeadlineError,
     EngineError,
     FieldViolation,
     IncompatiblePeerError,
@@ -75,6 +76,13 @@ def test_which_precondition_failed_is_restored():
     """Two errors share FAILED_PRECONDITION and stay apart; a foreign domain does not count."""
     assert type(error_from_rpc(over_the_wire(ConfigError("x")))) is ConfigError
     assert type(error_from_rpc(over_the_wire(IncompatiblePeerError("x")))) is IncompatiblePeerError
+
+
+def test_the_callers_own_deadline_is_told_from_a_silent_peer():
+    """Both are DEADLINE_EXCEEDED: one that a Paceline server answered is not worth another try."""
+    restored = error_from_rpc(over_the_wire(DeadlineError("too late")))
+    assert type(restored) is DeadlineError
+    assert str(restored) == "too late"
 
 
 @given(

@@ -1,6 +1,7 @@
 """The engine thread on a tiny model: faults inside a step, memory that always comes back."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from paceline.config import ModelConfig, VerifyConfig
 from paceline.engine import Runner, Segment, load_runner
-from paceline.errors import EngineError, PeerLostError
+from paceline.errors import DeadlineError, EngineError, PeerLostError
 from paceline.testing.tiny_models import tiny_model_dir
 from paceline.types import FinishReason, Plan, SamplingParams
 from verify_service.engine import Engine
@@ -44,15 +45,24 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return load_runner(ModelConfig(name=str(path), dtype="float32"), kv_slots=8, max_context=256)
 
 
-def spec(prompt: Sequence[int], max_tokens: int = 20) -> DecodeSpec:
+def spec(prompt: Sequence[int], max_tokens: int = 20, deadline: float = math.inf) -> DecodeSpec:
     return DecodeSpec(
-        "r", tuple(prompt), (), SamplingParams(temperature=0.0), max_tokens, frozenset(), Plan.plain("test")
+        "r",
+        tuple(prompt),
+        (),
+        SamplingParams(temperature=0.0),
+        max_tokens,
+        frozenset(),
+        Plan.plain("test"),
+        deadline=deadline,
     )
 
 
-async def decode(engine: Engine, prompt: Sequence[int], max_tokens: int = 20) -> tuple[list[int], Event]:
+async def decode(
+    engine: Engine, prompt: Sequence[int], max_tokens: int = 20, deadline: float = math.inf
+) -> tuple[list[int], Event]:
     events: asyncio.Queue[Event] = asyncio.Queue()
-    engine.submit(spec(prompt, max_tokens), events.put_nowait)
+    engine.submit(spec(prompt, max_tokens, deadline), events.put_nowait)
     ids: list[int] = []
     while True:
         event = await events.get()
@@ -114,6 +124,57 @@ async def test_idle_time_is_no_stall(runner: Runner) -> None:
             await asyncio.sleep(0.02)
         assert 0.0 < worst < 1.0
         assert engine.stalled_s() == 0.0
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+
+class Watched:
+    """A runner that remembers which prompts it began."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.began: set[tuple[int, ...]] = set()
+
+    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+        self.began.update(tuple(segment.token_ids) for segment in segments if not segment.start)
+        return self._runner.forward(segments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+
+async def test_what_nobody_waits_for_is_dropped_before_its_forward(runner: Runner) -> None:
+    """A deadline that passes in the queue, or before the first step: one typed answer, and not one row is run."""
+    watched: Any = Watched(runner)
+    engine = Engine(watched, VerifyConfig(), asyncio.get_running_loop())
+    engine.start()
+    try:
+        running = [asyncio.create_task(decode(engine, [5, i], 200)) for i in range(8)]
+        await asyncio.sleep(0)
+        queued = await decode(engine, [5, 411], deadline=time.monotonic() + 0.02)
+        late = await decode(engine, [5, 412], deadline=time.monotonic() - 1.0)
+        for ids, end in (queued, late):
+            assert ids == []
+            assert isinstance(end, Failed)
+            assert isinstance(end.error, DeadlineError)
+        assert watched.began == {(5, i) for i in range(8)}
+        assert all(isinstance(end, Finished) for _, end in await asyncio.gather(*running))
+    finally:
+        await asyncio.to_thread(engine.stop)
+    assert runner.kv.is_idle()
+
+
+async def test_a_deadline_ends_what_runs(runner: Runner) -> None:
+    """In the middle of its output: what came is right, the slot is free again."""
+    slow: Any = Slow(runner)
+    engine = Engine(slow, VerifyConfig(), asyncio.get_running_loop())
+    engine.start()
+    try:
+        ids, end = await decode(engine, [5, 6, 7], deadline=time.monotonic() + 0.7)
+        assert isinstance(end, Failed)
+        assert isinstance(end.error, DeadlineError)
+        assert 0 < len(ids) < 20
+        assert engine.state().kv_slots_free == 8
     finally:
         await asyncio.to_thread(engine.stop)
 
