@@ -52,6 +52,7 @@ Address = Annotated[
     str, typer.Option("--address", "-a", envvar="PACELINE_ADDRESS", help="host:port of the router.")
 ]
 DEFAULT_ADDRESS = "127.0.0.1:7440"
+DEFAULT_VERIFY_ADDRESS = "127.0.0.1:7441"
 
 
 def main() -> None:
@@ -239,6 +240,20 @@ def info(address: Address = DEFAULT_ADDRESS) -> None:
     """Show what a server serves."""
     with _errors():
         asyncio.run(_info(address))
+
+
+@app.command()
+def costs(
+    address: Annotated[
+        str, typer.Option("--verify", "-v", help="host:port of a verify replica.")
+    ] = DEFAULT_VERIFY_ADDRESS,
+) -> None:
+    """Show what a step of the target model costs, by sequences and rows."""
+    with _errors():
+        from cluster.cost_table import cost_lines
+
+        for line in asyncio.run(cost_lines(address)):
+            typer.echo(line)
 
 
 @model_app.command("prepare")

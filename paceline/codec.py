@@ -16,6 +16,19 @@ _OUTCOME = {
     types.ProposalOutcome.LATE: pb.PROPOSAL_OUTCOME_LATE,
     types.ProposalOutcome.UNAVAILABLE: pb.PROPOSAL_OUTCOME_UNAVAILABLE,
 }
+_DEPTH = {
+    types.DepthReason.UNSAID: pb.DEPTH_REASON_UNSPECIFIED,
+    types.DepthReason.PLAIN: pb.DEPTH_REASON_PLAIN,
+    types.DepthReason.FIXED: pb.DEPTH_REASON_FIXED,
+    types.DepthReason.ALL: pb.DEPTH_REASON_ALL,
+    types.DepthReason.COST: pb.DEPTH_REASON_COST,
+    types.DepthReason.TAIL: pb.DEPTH_REASON_TAIL,
+    types.DepthReason.ASKING: pb.DEPTH_REASON_ASKING,
+    types.DepthReason.SUSPENDED: pb.DEPTH_REASON_SUSPENDED,
+    types.DepthReason.DWELL: pb.DEPTH_REASON_DWELL,
+    types.DepthReason.ROOM: pb.DEPTH_REASON_ROOM,
+}
+_DEPTH_BACK = {value: key for key, value in _DEPTH.items()}
 _MODE_BACK = {value: key for key, value in _MODE.items()}
 _LAW_BACK = {value: key for key, value in _LAW.items()}
 _FINISH_BACK = {value: key for key, value in _FINISH.items()}
@@ -54,6 +67,12 @@ def plan_to_pb(plan: types.Plan) -> pb.Plan:
         k_max=plan.k_max,
         law=_LAW[plan.law] if plan.law else pb.ACCEPTANCE_LAW_UNSPECIFIED,
         reason=plan.reason,
+        k_fixed=plan.k_fixed,
+        prior=pb.AcceptancePrior(
+            mean=plan.prior.mean, strength=plan.prior.strength, by_position=plan.prior.by_position
+        )
+        if plan.prior
+        else None,
     )
 
 
@@ -62,7 +81,13 @@ def plan_from_pb(message: pb.Plan) -> types.Plan:
     if _MODE_BACK.get(message.mode, types.Mode.PLAIN) is types.Mode.PLAIN:
         return types.Plan.plain(message.reason)
     law = _LAW_BACK.get(message.law, types.Law.COUPLED)
-    return types.Plan.speculative(message.drafter, message.k_max, message.reason, law)
+    prior = None
+    if message.HasField("prior"):
+        given = message.prior
+        prior = types.AcceptancePrior(given.mean, given.strength, tuple(given.by_position))
+    return types.Plan.speculative(
+        message.drafter, message.k_max, message.reason, law, k_fixed=message.k_fixed, prior=prior
+    )
 
 
 def finish_to_pb(reason: types.FinishReason) -> pb.FinishReason.ValueType:
@@ -91,13 +116,20 @@ _ROUND_FIELDS = (
     "verify_s",
     "forward_s",
     "accept_s",
+    "asked",
+    "expected_tokens",
+    "next_worth_s",
+    "next_cost_s",
+    "step",
 )
 
 
 def round_to_pb(record: types.RoundRecord) -> pb.RoundRecord:
     """As it is."""
     return pb.RoundRecord(
-        **{name: getattr(record, name) for name in _ROUND_FIELDS}, outcome=_OUTCOME[record.outcome]
+        **{name: getattr(record, name) for name in _ROUND_FIELDS},
+        outcome=_OUTCOME[record.outcome],
+        depth_reason=_DEPTH[record.depth_reason],
     )
 
 
@@ -106,6 +138,7 @@ def round_from_pb(message: pb.RoundRecord) -> types.RoundRecord:
     return types.RoundRecord(
         **{name: getattr(message, name) for name in _ROUND_FIELDS},
         outcome=_OUTCOME_BACK.get(message.outcome, types.ProposalOutcome.NONE),
+        depth_reason=_DEPTH_BACK.get(message.depth_reason, types.DepthReason.UNSAID),
     )
 
 

@@ -92,6 +92,8 @@ class VerifyConfig(Section):
     """host:port of the draft replicas to link to; none: plain decoding only."""
     draft_wait_s: Annotated[float, Field(ge=0)] = 0.5
     """Longest time a step waits for a proposal."""
+    cost_budget_s: Annotated[float, Field(ge=0)] = 1.5
+    """Time for measuring what steps cost at the first start with a model; 0: measure nothing, learn while serving."""
     stall_s: Annotated[float, Field(gt=0)] = 30.0
     """Health turns NOT_SERVING when work waits and no step has finished for so long."""
 

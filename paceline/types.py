@@ -39,6 +39,21 @@ class ProposalOutcome(Enum):
     UNAVAILABLE = "unavailable"  # no drafter could be asked
 
 
+class DepthReason(Enum):
+    """Why a round drafted as many tokens as it did."""
+
+    UNSAID = "unsaid"
+    PLAIN = "plain"  # the plan is plain
+    FIXED = "fixed"  # the plan fixes the depth
+    ALL = "all"  # all that the plan allows pays
+    COST = "cost"  # one more row costs more than it is worth
+    TAIL = "tail"  # one more row would make plain rows wait too long
+    ASKING = "asking"  # asking costs more than the guesses are worth
+    SUSPENDED = "suspended"  # nothing accepted for several rounds
+    DWELL = "dwell"  # would pay too little to switch again
+    ROOM = "room"  # the request has room for so many only
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is drawn; the meaning and order of the fields stand in ``paceline.sampling``.
@@ -68,14 +83,31 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class AcceptancePrior:
+    """Acceptance as expected before the first round: worth ``strength`` observed draft tokens of that ``mean``.
+
+    ``by_position`` replaces the mean position by position, the first draft token first.
+    """
+
+    mean: float
+    strength: float
+    by_position: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """The router's decision for one request. ``drafter`` is empty, ``k_max`` 0 and ``law`` None when plain."""
+    """The router's decision for one request. ``drafter`` is empty, ``k_max`` 0 and ``law`` None when plain.
+
+    ``k_fixed``: draft exactly ``k_max`` tokens a round; else the verify tier chooses from 0 to ``k_max``.
+    """
 
     mode: Mode
     reason: str
     drafter: str = ""
     k_max: int = 0
     law: Law | None = None
+    k_fixed: bool = False
+    prior: AcceptancePrior | None = None
 
     @classmethod
     def plain(cls, reason: str) -> Self:
@@ -83,9 +115,18 @@ class Plan:
         return cls(Mode.PLAIN, reason)
 
     @classmethod
-    def speculative(cls, drafter: str, k_max: int, reason: str, law: Law = Law.COUPLED) -> Self:
+    def speculative(
+        cls,
+        drafter: str,
+        k_max: int,
+        reason: str,
+        law: Law = Law.COUPLED,
+        *,
+        k_fixed: bool = False,
+        prior: AcceptancePrior | None = None,
+    ) -> Self:
         """Speculative decoding with up to ``k_max`` draft tokens a round."""
-        return cls(Mode.SPECULATIVE, reason, drafter, k_max, law)
+        return cls(Mode.SPECULATIVE, reason, drafter, k_max, law, k_fixed, prior)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +135,7 @@ class RoundRecord:
 
     ``draft_s + network_s + wait_s + verify_s`` is the whole round; ``forward_s`` and ``accept_s`` are parts of
     ``verify_s``. ``accepted + ignored <= drafted``: ``ignored`` draft tokens agreed but lie behind the cut.
+    ``asked`` and what follows say why the round drafted so many: see ``paceline.depth``.
     """
 
     index: int
@@ -112,6 +154,12 @@ class RoundRecord:
     verify_s: float
     forward_s: float
     accept_s: float
+    asked: int = 0
+    depth_reason: DepthReason = DepthReason.UNSAID
+    expected_tokens: float = 0.0
+    next_worth_s: float = 0.0
+    next_cost_s: float = 0.0
+    step: int = 0
 
     @property
     def total_s(self) -> float:

@@ -98,7 +98,7 @@ class PlanTable:
         if not drafters.get(drafter):
             # The verify tier goes on plainly and takes the drafter up when it is back.
             reason += f"; drafter {drafter!r} is not available now, so rounds are plain until it is"
-        return Plan.speculative(drafter, k, reason)
+        return Plan.speculative(drafter, k, reason, k_fixed=wish.k is not None)
 
 
 def _best_drafter(preferred: str, drafters: Mapping[str, bool]) -> str | None:

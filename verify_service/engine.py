@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from paceline.config import VerifyConfig
 from paceline.engine import Runner
 from paceline.errors import CapacityError, DeadlineError, EngineError, PacelineError, PeerLostError
+from verify_service.costs import CostTable
 from verify_service.drafts import Block, Drafts, LinkPort, Proposal, Refusal
 from verify_service.scheduler import Scheduler, Work
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Sequence
@@ -39,8 +40,15 @@ class EngineState:
 class Engine:
     """Runs until ``stop``. Public methods may be called from the event loop's thread; events arrive there too."""
 
-    def __init__(self, runner: Runner, config: VerifyConfig, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        config: VerifyConfig,
+        loop: asyncio.AbstractEventLoop,
+        costs: CostTable | None = None,
+    ) -> None:
         self._runner = runner
+        self.costs = costs
         self._loop = loop
         self._max_queue = config.max_queue
         self._max_context = runner.info.max_context

@@ -23,6 +23,7 @@ from paceline.telemetry.context import TraceContext, extract
 from paceline.telemetry.spans import Telemetry
 from paceline.types import Mode
 from paceline.v1 import common_pb2, draft_pb2, verify_pb2, verify_pb2_grpc
+from verify_service.costs import CostTable, load_or_measure
 from verify_service.engine import Engine
 from verify_service.link_client import LinkClient, LinkEvents
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Run
@@ -90,6 +91,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
             prefix_tokens_asked=state.prefix_tokens_asked,
             prefix_tokens_reused=state.prefix_tokens_reused,
             preemptions=state.preemptions,
+            costs=_costs(self._engine.costs) if self._engine.costs else None,
         )
 
 
@@ -97,6 +99,20 @@ def _deadline(context: _Context) -> float:
     """When the caller stops waiting, monotonic; gRPC carries it from hop to hop as a duration."""
     remaining_s = context.time_remaining()
     return math.inf if remaining_s is None else time.monotonic() + remaining_s
+
+
+def _costs(table: CostTable) -> verify_pb2.StepCosts:
+    return verify_pb2.StepCosts(
+        origin=table.origin,
+        points=[
+            verify_pb2.StepCost(sequences=sequences, rows=rows, step_s=step_s, now_s=step_s)
+            for sequences, curve in table.curves
+            for rows, step_s in curve
+        ],
+        context=table.context,
+        row_key_s=table.row_key_s,
+        sequence_key_s=table.sequence_key_s,
+    )
 
 
 def decode_spec(
@@ -189,9 +205,10 @@ async def create_server(config: PacelineConfig) -> TierServer:
             "seconds": round(time.monotonic() - started, 2),
         },
     )
+    costs = await asyncio.to_thread(load_or_measure, runner, config.verify.cost_budget_s)
     verify_id = f"{socket.gethostname()}:{os.getpid()}"
     telemetry = Telemetry.setup(config.telemetry, service_name=names.SERVICE_VERIFY, instance_id=verify_id)
-    engine = Engine(runner, config.verify, loop)
+    engine = Engine(runner, config.verify, loop, costs)
     server = TierServer(config.verify.server, services=[SERVICE], section="verify.server")
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(
         VerifyService(engine, runner, telemetry), server.grpc_server

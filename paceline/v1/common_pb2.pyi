@@ -127,6 +127,58 @@ PROPOSAL_OUTCOME_UNAVAILABLE: ProposalOutcome.ValueType  # 5
 """No drafter could be asked: link down, refused or suspended."""
 Global___ProposalOutcome: _TypeAlias = ProposalOutcome  # noqa: Y015
 
+class _DepthReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DepthReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DepthReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DEPTH_REASON_UNSPECIFIED: _DepthReason.ValueType  # 0
+    """Not said."""
+    DEPTH_REASON_PLAIN: _DepthReason.ValueType  # 1
+    """The plan is plain."""
+    DEPTH_REASON_FIXED: _DepthReason.ValueType  # 2
+    """The plan fixes the depth."""
+    DEPTH_REASON_ALL: _DepthReason.ValueType  # 3
+    """All that the plan allows pays."""
+    DEPTH_REASON_COST: _DepthReason.ValueType  # 4
+    """One more row would cost more than it is worth."""
+    DEPTH_REASON_TAIL: _DepthReason.ValueType  # 5
+    """One more row would make plain rows of the step wait too long."""
+    DEPTH_REASON_ASKING: _DepthReason.ValueType  # 6
+    """Asking costs more time than the guesses are worth."""
+    DEPTH_REASON_SUSPENDED: _DepthReason.ValueType  # 7
+    """Nothing was accepted for several rounds: the drafter is tried now and then only."""
+    DEPTH_REASON_DWELL: _DepthReason.ValueType  # 8
+    """Speculation would pay a little, too little to switch again."""
+    DEPTH_REASON_ROOM: _DepthReason.ValueType  # 9
+    """The request has room for so many only."""
+
+class DepthReason(_DepthReason, metaclass=_DepthReasonEnumTypeWrapper):
+    """Why a round drafted as many tokens as it did."""
+
+DEPTH_REASON_UNSPECIFIED: DepthReason.ValueType  # 0
+"""Not said."""
+DEPTH_REASON_PLAIN: DepthReason.ValueType  # 1
+"""The plan is plain."""
+DEPTH_REASON_FIXED: DepthReason.ValueType  # 2
+"""The plan fixes the depth."""
+DEPTH_REASON_ALL: DepthReason.ValueType  # 3
+"""All that the plan allows pays."""
+DEPTH_REASON_COST: DepthReason.ValueType  # 4
+"""One more row would cost more than it is worth."""
+DEPTH_REASON_TAIL: DepthReason.ValueType  # 5
+"""One more row would make plain rows of the step wait too long."""
+DEPTH_REASON_ASKING: DepthReason.ValueType  # 6
+"""Asking costs more time than the guesses are worth."""
+DEPTH_REASON_SUSPENDED: DepthReason.ValueType  # 7
+"""Nothing was accepted for several rounds: the drafter is tried now and then only."""
+DEPTH_REASON_DWELL: DepthReason.ValueType  # 8
+"""Speculation would pay a little, too little to switch again."""
+DEPTH_REASON_ROOM: DepthReason.ValueType  # 9
+"""The request has room for so many only."""
+Global___DepthReason: _TypeAlias = DepthReason  # noqa: Y015
+
 @_typing.final
 class SamplingParams(_message.Message):
     """How the next token is drawn from the model's distribution. Processing order: repetition penalty, presence and
@@ -249,6 +301,8 @@ class Plan(_message.Message):
     K_MAX_FIELD_NUMBER: _builtins.int
     LAW_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    K_FIXED_FIELD_NUMBER: _builtins.int
+    PRIOR_FIELD_NUMBER: _builtins.int
     mode: Global___DecodingMode.ValueType
     """Plain or speculative; never unspecified in a reply."""
     drafter: _builtins.str
@@ -259,6 +313,12 @@ class Plan(_message.Message):
     """Acceptance law of the request; unspecified when plain."""
     reason: _builtins.str
     """Why this plan, in words for a person."""
+    k_fixed: _builtins.bool
+    """Draft exactly k_max tokens in every round, whatever that costs; else the verify tier chooses from 0 to k_max."""
+    @_builtins.property
+    def prior(self) -> Global___AcceptancePrior:
+        """What is known about acceptance from earlier requests of the kind. Default: what the verify tier has seen itself."""
+
     def __init__(
         self,
         *,
@@ -267,14 +327,48 @@ class Plan(_message.Message):
         k_max: _builtins.int = ...,
         law: Global___AcceptanceLaw.ValueType = ...,
         reason: _builtins.str = ...,
+        k_fixed: _builtins.bool = ...,
+        prior: Global___AcceptancePrior | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prior", b"prior"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "k_max", b"k_max", "law", b"law", "mode", b"mode", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "k_fixed", b"k_fixed", "k_max", b"k_max", "law", b"law", "mode", b"mode", "prior", b"prior", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class AcceptancePrior(_message.Message):
+    """Acceptance as expected before the first round: so many observations of that mean."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEAN_FIELD_NUMBER: _builtins.int
+    STRENGTH_FIELD_NUMBER: _builtins.int
+    BY_POSITION_FIELD_NUMBER: _builtins.int
+    mean: _builtins.float
+    """Share of draft tokens that are accepted where all before them were, in (0, 1)."""
+    strength: _builtins.float
+    """How many observed draft tokens it is worth, > 0."""
+    @_builtins.property
+    def by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The same by position in the block, from the first draft token on; replaces mean where given."""
+
+    def __init__(
+        self,
+        *,
+        mean: _builtins.float = ...,
+        strength: _builtins.float = ...,
+        by_position: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_position", b"by_position", "mean", b"mean", "strength", b"strength"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcceptancePrior: _TypeAlias = AcceptancePrior  # noqa: Y015
 
 @_typing.final
 class RoundRecord(_message.Message):
@@ -300,6 +394,12 @@ class RoundRecord(_message.Message):
     VERIFY_S_FIELD_NUMBER: _builtins.int
     FORWARD_S_FIELD_NUMBER: _builtins.int
     ACCEPT_S_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    DEPTH_REASON_FIELD_NUMBER: _builtins.int
+    EXPECTED_TOKENS_FIELD_NUMBER: _builtins.int
+    NEXT_WORTH_S_FIELD_NUMBER: _builtins.int
+    NEXT_COST_S_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Counts from 0 within the request; the prefill that gives the first token is not a round."""
     base_len: _builtins.int
@@ -332,6 +432,18 @@ class RoundRecord(_message.Message):
     """Part of verify_s: the target model's forward."""
     accept_s: _builtins.float
     """Part of verify_s: choosing the target's tokens, accepting and committing."""
+    asked: _builtins.int
+    """Draft tokens that were asked for."""
+    depth_reason: Global___DepthReason.ValueType
+    """Why so many were asked for and verified."""
+    expected_tokens: _builtins.float
+    """Tokens that the round was expected to commit."""
+    next_worth_s: _builtins.float
+    """What one more row was worth, as the time in which plain decoding gives as many tokens."""
+    next_cost_s: _builtins.float
+    """What one more row would have cost."""
+    step: _builtins.int
+    """Counts the steps of the verify replica: rounds of the same number shared a forward."""
     def __init__(
         self,
         *,
@@ -351,10 +463,16 @@ class RoundRecord(_message.Message):
         verify_s: _builtins.float = ...,
         forward_s: _builtins.float = ...,
         accept_s: _builtins.float = ...,
+        asked: _builtins.int = ...,
+        depth_reason: Global___DepthReason.ValueType = ...,
+        expected_tokens: _builtins.float = ...,
+        next_worth_s: _builtins.float = ...,
+        next_cost_s: _builtins.float = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_s", b"accept_s", "accepted", b"accepted", "base_len", b"base_len", "batch_rows", b"batch_rows", "batch_sequences", b"batch_sequences", "committed", b"committed", "draft_s", b"draft_s", "drafted", b"drafted", "drafter", b"drafter", "forward_s", b"forward_s", "ignored", b"ignored", "index", b"index", "network_s", b"network_s", "outcome", b"outcome", "verify_s", b"verify_s", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_s", b"accept_s", "accepted", b"accepted", "asked", b"asked", "base_len", b"base_len", "batch_rows", b"batch_rows", "batch_sequences", b"batch_sequences", "committed", b"committed", "depth_reason", b"depth_reason", "draft_s", b"draft_s", "drafted", b"drafted", "drafter", b"drafter", "expected_tokens", b"expected_tokens", "forward_s", b"forward_s", "ignored", b"ignored", "index", b"index", "network_s", b"network_s", "next_cost_s", b"next_cost_s", "next_worth_s", b"next_worth_s", "outcome", b"outcome", "step", b"step", "verify_s", b"verify_s", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

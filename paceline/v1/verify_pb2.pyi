@@ -248,6 +248,7 @@ class GetModelInfoResponse(_message.Message):
     PREFIX_TOKENS_ASKED_FIELD_NUMBER: _builtins.int
     PREFIX_TOKENS_REUSED_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """Sequences that hold memory."""
     num_waiting: _builtins.int
@@ -274,6 +275,10 @@ class GetModelInfoResponse(_message.Message):
     def drafters(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.DrafterInfo]:
         """Drafters offered by the draft replicas that are linked, and those seen before."""
 
+    @_builtins.property
+    def costs(self) -> Global___StepCosts:
+        """What a step costs, as measured at start."""
+
     def __init__(
         self,
         *,
@@ -287,11 +292,86 @@ class GetModelInfoResponse(_message.Message):
         prefix_tokens_asked: _builtins.int = ...,
         prefix_tokens_reused: _builtins.int = ...,
         preemptions: _builtins.int = ...,
+        costs: Global___StepCosts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafters", b"drafters", "eos_token_ids", b"eos_token_ids", "kv_slots", b"kv_slots", "kv_slots_free", b"kv_slots_free", "model", b"model", "num_running", b"num_running", "num_waiting", b"num_waiting", "preemptions", b"preemptions", "prefix_tokens_asked", b"prefix_tokens_asked", "prefix_tokens_reused", b"prefix_tokens_reused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "drafters", b"drafters", "eos_token_ids", b"eos_token_ids", "kv_slots", b"kv_slots", "kv_slots_free", b"kv_slots_free", "model", b"model", "num_running", b"num_running", "num_waiting", b"num_waiting", "preemptions", b"preemptions", "prefix_tokens_asked", b"prefix_tokens_asked", "prefix_tokens_reused", b"prefix_tokens_reused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
+
+@_typing.final
+class StepCosts(_message.Message):
+    """What a step of the target model costs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    POINTS_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    ROW_KEY_S_FIELD_NUMBER: _builtins.int
+    SEQUENCE_KEY_S_FIELD_NUMBER: _builtins.int
+    origin: _builtins.str
+    """Where the figures come from, in words."""
+    context: _builtins.int
+    """Context of every sequence in the measured steps."""
+    row_key_s: _builtins.float
+    """More for each token that a row looks back on beyond that context."""
+    sequence_key_s: _builtins.float
+    """More for each token of context of a sequence beyond that."""
+    @_builtins.property
+    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepCost]:
+        """The measured points."""
+
+    def __init__(
+        self,
+        *,
+        origin: _builtins.str = ...,
+        points: _abc.Iterable[Global___StepCost] | None = ...,
+        context: _builtins.int = ...,
+        row_key_s: _builtins.float = ...,
+        sequence_key_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "origin", b"origin", "points", b"points", "row_key_s", b"row_key_s", "sequence_key_s", b"sequence_key_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepCosts: _TypeAlias = StepCosts  # noqa: Y015
+
+@_typing.final
+class StepCost(_message.Message):
+    """One measured step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    NOW_S_FIELD_NUMBER: _builtins.int
+    sequences: _builtins.int
+    """Sequences in the step."""
+    rows: _builtins.int
+    """Token rows in the step."""
+    step_s: _builtins.float
+    """Its time."""
+    now_s: _builtins.float
+    """What steps of this size take now, as seen while serving."""
+    def __init__(
+        self,
+        *,
+        sequences: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        step_s: _builtins.float = ...,
+        now_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["now_s", b"now_s", "rows", b"rows", "sequences", b"sequences", "step_s", b"step_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepCost: _TypeAlias = StepCost  # noqa: Y015

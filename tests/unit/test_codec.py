@@ -28,15 +28,49 @@ sampling_params = st.builds(
 )
 plans = st.one_of(
     st.builds(types.Plan.plain, text),
-    st.builds(types.Plan.speculative, text, uint32, text, st.sampled_from(types.Law)),
+    st.builds(
+        types.Plan.speculative,
+        text,
+        uint32,
+        text,
+        st.sampled_from(types.Law),
+        k_fixed=st.booleans(),
+        prior=st.none()
+        | st.builds(types.AcceptancePrior, number, number, st.lists(number, max_size=4).map(tuple)),
+    ),
 )
 rounds = st.builds(
     types.RoundRecord,
     **dict.fromkeys(
-        ("index", "base_len", "drafted", "accepted", "ignored", "committed", "batch_sequences", "batch_rows"),
+        (
+            "index",
+            "base_len",
+            "drafted",
+            "accepted",
+            "ignored",
+            "committed",
+            "batch_sequences",
+            "batch_rows",
+            "asked",
+            "step",
+        ),
         uint32,
     ),
-    **dict.fromkeys(("draft_s", "network_s", "wait_s", "verify_s", "forward_s", "accept_s"), number),
+    **dict.fromkeys(
+        (
+            "draft_s",
+            "network_s",
+            "wait_s",
+            "verify_s",
+            "forward_s",
+            "accept_s",
+            "expected_tokens",
+            "next_worth_s",
+            "next_cost_s",
+        ),
+        number,
+    ),
+    depth_reason=st.sampled_from(types.DepthReason),
     outcome=st.sampled_from(types.ProposalOutcome),
     drafter=text,
 )
@@ -164,8 +198,8 @@ def test_every_enum_value_has_its_counterpart(enum, table, meaningless):
     ("message", "covered"),
     [
         (pb.SamplingParams, {*codec._SAMPLING_FIELDS, "logit_bias"}),
-        (pb.Plan, {"mode", "drafter", "k_max", "law", "reason"}),
-        (pb.RoundRecord, {*codec._ROUND_FIELDS, "outcome"}),
+        (pb.Plan, {"mode", "drafter", "k_max", "law", "reason", "k_fixed", "prior"}),
+        (pb.RoundRecord, {*codec._ROUND_FIELDS, "outcome", "depth_reason"}),
         (pb.SpeculativeStats, {*codec._STATS_FIELDS, "mean_acceptance_length", "draft_acceptance_rate"}),
         (pb.Timings, {*codec._TIMING_FIELDS, "overhead_s"}),
         (pb.ModelInfo, set(codec._MODEL_FIELDS)),
@@ -181,8 +215,8 @@ def test_the_codec_covers_every_field(message, covered):
     ("ours", "covered", "derived"),
     [
         (types.SamplingParams, {*codec._SAMPLING_FIELDS, "logit_bias"}, set()),
-        (types.Plan, {"mode", "drafter", "k_max", "law", "reason"}, set()),
-        (types.RoundRecord, {*codec._ROUND_FIELDS, "outcome"}, set()),
+        (types.Plan, {"mode", "drafter", "k_max", "law", "reason", "k_fixed", "prior"}, set()),
+        (types.RoundRecord, {*codec._ROUND_FIELDS, "outcome", "depth_reason"}, set()),
         (types.SpeculativeStats, {*codec._STATS_FIELDS}, {"num_spec_committed"}),
         (types.Timings, {*codec._TIMING_FIELDS}, set()),
         (types.ModelInfo, set(codec._MODEL_FIELDS), set()),

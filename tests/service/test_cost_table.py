@@ -1,0 +1,30 @@
+"""``paceline costs`` against a real verify replica."""
+
+from pathlib import Path
+
+import torch
+
+import verify_service.service
+from cluster.cost_table import cost_lines
+from paceline.config import load_config
+from paceline.testing.tiny_models import tiny_model_dir
+
+torch.set_num_threads(1)
+
+
+async def test_a_verify_replica_shows_what_its_steps_cost(tmp_path: Path, monkeypatch) -> None:
+    """Measured at start, by sequences and rows; with a budget of 0 it says that nothing was measured."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    path = tiny_model_dir(tmp_path / "model")
+    settings = [f'model.name="{path}"', 'model.dtype="float32"', "verify.server.port=0", "verify.kv_slots=2"]
+    for more, expected in ([], "measured at start"), (["verify.cost_budget_s=0"], "an earlier start"):
+        server = await verify_service.service.create_server(load_config(None, [*settings, *more]))
+        await server.start()
+        try:
+            lines = await cost_lines(server.address)
+        finally:
+            await server.stop(0)
+        assert expected in lines[0]
+        assert "1 sequence" in lines
+        assert "2 sequences" in lines
+        assert any(line.strip().startswith("5 rows") for line in lines)
