@@ -23,6 +23,7 @@ import torch
 import paceline.engine
 from paceline.engine import Runner, Segment
 from paceline.model_store import cache_dir
+from paceline.simulation import DeviceCost
 
 log = logging.getLogger(__name__)
 
@@ -244,6 +245,19 @@ def _guess(least: dict[tuple[int, int], float], rows: int) -> float:
         return 0.0
     (_, known_rows), known_s = max(least.items(), key=lambda item: item[0][1])
     return known_s * max(1.0, rows / known_rows)
+
+
+def simulated_table(cost: DeviceCost) -> CostTable:
+    """The table of a simulated device, which says itself what it costs."""
+    return table_of(
+        [
+            (sequences, rows, cost.seconds(rows, sequences * _CONTEXT))
+            for sequences in _SEQUENCES
+            for rows in (sequences, *(r for r in (cost.free_rows, cost.free_rows + 64) if r > sequences))
+        ],
+        sequence_key_s=cost.context_s,
+        origin="as simulated",
+    )
 
 
 # --- the file -------------------------------------------------------------------------------------------------------

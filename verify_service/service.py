@@ -17,13 +17,13 @@ from paceline.errors import FieldViolation, InvalidRequestError
 from paceline.ranges import MAX_K, sampling_violations
 from paceline.serving.delay_line import DelayLine
 from paceline.serving.server import TierServer
-from paceline.simulation import MODEL_NAME
+from paceline.simulation import MODEL_NAME, pair_of
 from paceline.telemetry import names
 from paceline.telemetry.context import TraceContext, extract
 from paceline.telemetry.spans import Telemetry
 from paceline.types import Mode
 from paceline.v1 import common_pb2, draft_pb2, verify_pb2, verify_pb2_grpc
-from verify_service.costs import CostTable, load_or_measure
+from verify_service.costs import CostTable, load_or_measure, simulated_table
 from verify_service.engine import Engine
 from verify_service.link_client import LinkClient, LinkEvents
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Run
@@ -205,7 +205,7 @@ async def create_server(config: PacelineConfig) -> TierServer:
             "seconds": round(time.monotonic() - started, 2),
         },
     )
-    costs = await asyncio.to_thread(load_or_measure, runner, config.verify.cost_budget_s)
+    costs = await asyncio.to_thread(_step_costs, config, runner)
     verify_id = f"{socket.gethostname()}:{os.getpid()}"
     telemetry = Telemetry.setup(config.telemetry, service_name=names.SERVICE_VERIFY, instance_id=verify_id)
     engine = Engine(runner, config.verify, loop, costs)
@@ -235,6 +235,13 @@ def _load(config: PacelineConfig) -> Runner:
 
         return SimulatedRunner(config.simulation, **sizes)
     return load_runner(config.model, **sizes)
+
+
+def _step_costs(config: PacelineConfig, runner: Runner) -> CostTable | None:
+    """What steps cost here. Blocks."""
+    if config.model.name == MODEL_NAME:
+        return simulated_table(pair_of(config.simulation).verify)
+    return load_or_measure(runner, config.verify.cost_budget_s)
 
 
 def _endpoints(config: PacelineConfig) -> tuple[list[str], list[DelayLine]]:
