@@ -32,6 +32,7 @@ class Opening:
     prompt_len: int
     sampling: SamplingParams
     decode: TraceContext | None
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class LinkMirrors:
                 self._vocab_size,
                 _question(ask, arrived),
                 self._deliver,
+                opening.scope,
             ),
         )
         return None

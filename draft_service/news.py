@@ -54,6 +54,7 @@ class Open:
     vocab_size: int
     question: Question | None
     deliver: Deliver
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)

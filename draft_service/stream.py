@@ -114,6 +114,7 @@ class LinkStream:
                 entry.prompt_len,
                 sampling_from_pb(entry.sampling),
                 self._traced(entry.traceparent),
+                entry.scope,
             )
             ask = Ask(entry.k, entry.round)
             refusals.append(mirrors.open(entry.sequence_id, entry.epoch, opening, ask, arrived))

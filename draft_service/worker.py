@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from draft_service.drafters.base import Drafter, DraftRequest
+from draft_service.drafters.base import Drafter, DraftRequest, tidy
 from draft_service.news import Answer, Close, Deliver, Drafted, Event, Extend, Open, Question, Refused
 from draft_service.refusal import RefusalReason
 from paceline.errors import CapacityError
@@ -69,6 +69,7 @@ class DraftWorker:
         self._stopping = False
         self._sequences: dict[int, _Sequence] = {}
         self._asking: dict[int, None] = {}  # handles with a question, oldest first
+        self._untidy: dict[str, None] = {}  # drafters that may have work of their own to do
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"draft-{name}", daemon=True)
 
@@ -130,15 +131,37 @@ class DraftWorker:
             self._busy_since = None
 
     def _take(self) -> list[Event] | None:
-        """All news since the last time, closes first so that their room is there for the opens; None to end."""
+        """All news since the last time, closes first so that their room is there for the opens; None to end.
+
+        While there are none the drafters tidy up, a piece at a time, so that a question never waits for more than one.
+        """
         with self._wake:
             while not (self._inbox or self._asking or self._stopping):
-                self._wake.wait()
+                if not self._untidy:
+                    self._wake.wait()
+                    continue
+                self._wake.release()
+                try:
+                    self._tidy()
+                finally:
+                    self._wake.acquire()
             if self._stopping:
                 return None
             inbox, self._inbox = self._inbox, {}
         events = [event for waiting in inbox.values() for event in waiting]
         return sorted(events, key=lambda event: not isinstance(event, Close))
+
+    def _tidy(self) -> None:
+        """One piece of one drafter's own work."""
+        name = next(iter(self._untidy))
+        try:
+            more = tidy(self._drafters[name])
+        except Exception as error:
+            log.error("drafter %s failed to tidy up: %s", name, _words(error))
+            log.debug("where it failed", exc_info=error)
+            more = False
+        if not more:
+            del self._untidy[name]
 
     def _apply(self, news: Sequence[Event]) -> None:
         batch = _Batch()
@@ -184,6 +207,7 @@ class DraftWorker:
         sequence = self._sequences.pop(handle, None)
         if sequence is None:
             return
+        self._untidy[sequence.opening.drafter] = None
         try:
             self._drafters[sequence.opening.drafter].close(handle)
         except Exception as error:  # against the contract; the thread must live on for the others
@@ -220,7 +244,13 @@ class DraftWorker:
                 continue
             requests.append(
                 DraftRequest(
-                    handle, sequence.token_ids, opening.prompt_len, opening.sampling, k, opening.vocab_size
+                    handle,
+                    sequence.token_ids,
+                    opening.prompt_len,
+                    opening.sampling,
+                    k,
+                    opening.vocab_size,
+                    opening.scope,
                 )
             )
         return requests

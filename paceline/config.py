@@ -41,13 +41,20 @@ class ModelConfig(Section):
 class DrafterConfig(Section):
     """One drafter of a draft replica."""
 
-    kind: Literal["ngram", "model", "random", "simulated"]
-    """``ngram``: prompt lookup. ``model``: a causal model with the same tokenizer. ``random``: for tests. ``simulated``:
-    see ``simulation``."""
+    kind: Literal["ngram", "suffix", "model", "random", "simulated"]
+    """``ngram``: prompt lookup. ``suffix``: look-up in the request and in earlier outputs. ``model``: a causal model with
+    the same tokenizer. ``random``: for tests. ``simulated``: see ``simulation``."""
     min_match: Annotated[int, Field(ge=1)] = 2
     """ngram: shortest suffix that counts as a match, in tokens."""
     max_match: Annotated[int, Field(ge=1)] = 8
     """ngram: longest suffix that is looked up, in tokens."""
+    pool_mb: Annotated[int, Field(ge=0, le=16_384)] = 256
+    """suffix: memory for earlier outputs, in MiB: about 40,000 tokens each; 0: only the request itself is looked up."""
+    share: Literal["tenant", "all"] = "tenant"
+    """suffix: whose outputs serve whom. ``all``: one tenant's text may be guessed in another's request (never be in its
+    output, but timing could tell)."""
+    min_probability: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """suffix: a guess ends where the probability of all of it falls below this."""
     model: ModelConfig | None = None
     """model: what to load."""
     layers: Annotated[int, Field(ge=0)] = 0

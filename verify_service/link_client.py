@@ -5,6 +5,7 @@ goes to the engine's inbox as values. Nothing that a draft replica does here can
 """
 
 import asyncio
+import hashlib
 import logging
 import math
 import time
@@ -150,6 +151,7 @@ class LinkClient:
             k=k,
             round=sequence.stats.num_rounds,
             traceparent=spec.trace.to_traceparent() if spec.trace else "",
+            scope=_scope(spec.tenant),
         )
 
     def commit(self, stamp: Stamp, token_ids: list[int], k: int, round_index: int) -> None:
@@ -183,6 +185,11 @@ async def _drain(outbox: _Outbox) -> AsyncIterator[draft_pb2.LinkRequest]:
     # Ends by a None: grpc.aio does not end the iterator of a call that is over.
     while (request := await outbox.get()) is not None:
         yield request
+
+
+def _scope(tenant: str) -> str:
+    """Stands for a tenant on the link: the draft tier keeps tenants apart and need not know their names."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:32]
 
 
 def _believable(seconds: float) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from draft_service.drafters.base import Drafter, DraftRequest
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafters.random import RandomDrafter
+from draft_service.drafters.suffix import SuffixDrafter
 from paceline.config import DrafterConfig, PacelineConfig
 from paceline.errors import ConfigError
 from paceline.simulation import MODEL_NAME
@@ -54,8 +55,18 @@ def _simulated(name: str, entry: DrafterConfig, config: PacelineConfig, tokenize
     return SimulatedDrafter(name, config.simulation, tokenizer)
 
 
+def _suffix(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: Tokenizer) -> Drafter:
+    return SuffixDrafter(
+        name,
+        pool_bytes=entry.pool_mb << 20,
+        min_probability=entry.min_probability,
+        shared=entry.share == "all",
+    )
+
+
 CONSTRUCTORS: dict[str, Callable[[str, DrafterConfig, PacelineConfig, Tokenizer], Drafter]] = {
     "ngram": _ngram,
+    "suffix": _suffix,
     "random": _random,
     "model": _model,
     "simulated": _simulated,

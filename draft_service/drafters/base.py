@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from paceline.types import SamplingParams
 
@@ -13,7 +13,8 @@ class DraftRequest:
 
     ``token_ids`` is prompt and output as the verifier confirmed them, ``prompt_len`` of them are prompt; at least one
     token. Within the life of a ``handle`` it only grows. The guesses are for the absolute positions from
-    ``len(token_ids)`` on, at most ``k`` (>= 1) of them, each below ``vocab_size``.
+    ``len(token_ids)`` on, at most ``k`` (>= 1) of them, each below ``vocab_size``. ``scope`` stands for the tenant: what
+    is remembered of a text may serve texts of the same scope only, and none where it is empty.
     """
 
     handle: int
@@ -22,6 +23,7 @@ class DraftRequest:
     sampling: SamplingParams
     k: int
     vocab_size: int
+    scope: str = ""
 
 
 class Drafter(Protocol):
@@ -59,3 +61,16 @@ class Drafter(Protocol):
 
     def close(self, handle: int) -> None:
         """Free what ``open`` took. Never raises."""
+
+
+@runtime_checkable
+class Tidying(Protocol):
+    """A drafter with work of its own between questions."""
+
+    def tidy(self) -> bool:
+        """Do a piece of it (under 0.1 ms for a quick drafter); whether there is more. Called after a close."""
+
+
+def tidy(drafter: Drafter) -> bool:
+    """A piece of the drafter's own work, if it has such; whether there is more."""
+    return isinstance(drafter, Tidying) and drafter.tidy()

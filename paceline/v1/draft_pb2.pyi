@@ -177,6 +177,7 @@ class SequenceOpen(_message.Message):
     K_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """Unique within the verify replica's life, never used again."""
     epoch: _builtins.int
@@ -191,6 +192,10 @@ class SequenceOpen(_message.Message):
     """Round the proposal is for."""
     traceparent: _builtins.str
     """W3C traceparent of the verify tier's decode span; empty when not sampled."""
+    scope: _builtins.str
+    """Stands for the tenant without naming it: what a drafter remembers of this sequence may serve sequences of the same
+    scope only. Empty: nothing is remembered.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt and all committed tokens."""
@@ -211,10 +216,11 @@ class SequenceOpen(_message.Message):
         k: _builtins.int = ...,
         round: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "epoch", b"epoch", "k", b"k", "prompt_len", b"prompt_len", "round", b"round", "sampling", b"sampling", "sequence_id", b"sequence_id", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "epoch", b"epoch", "k", b"k", "prompt_len", b"prompt_len", "round", b"round", "sampling", b"sampling", "scope", b"scope", "sequence_id", b"sequence_id", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

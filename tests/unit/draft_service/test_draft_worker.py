@@ -252,3 +252,37 @@ def test_a_close_that_raises_does_not_end_the_thread(run, answers, caplog):
     worker.post([opening(answers, 2, question=ask())])
     assert answers.wait(2)[-1].handle == 2
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_drafter_tidies_up_between_questions(run, answers):
+    """After a close its own work is done piece by piece, until there is none; a question comes in between."""
+    drafter = ScriptedDrafter(count_up)
+    left, done = [300], threading.Event()
+
+    def tidy():
+        left[0] -= 1
+        if not left[0]:
+            done.set()
+        return left[0] > 0
+
+    drafter.tidy = tidy
+    worker = run(drafter)
+    worker.post([opening(answers, 1, question=ask(1))])
+    answers.wait(1)
+    assert left == [300], "before a close there is nothing to tidy up"
+    worker.post([Close(1)])
+    worker.post([opening(answers, 2, question=ask(1))])
+    answers.wait(2)
+    assert done.wait(5)
+
+
+def test_tidying_that_fails_is_not_tried_for_ever(run, answers, caplog):
+    """It is logged once; the thread goes on with questions."""
+    drafter = ScriptedDrafter(count_up)
+    drafter.tidy = lambda: 1 / 0
+    worker = run(drafter)
+    worker.post([opening(answers, 1, question=ask(1))])
+    answers.wait(1)
+    worker.post([Close(1)])
+    settle(worker, answers)
+    assert caplog.text.count("failed to tidy up") <= 2
