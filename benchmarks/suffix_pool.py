@@ -13,6 +13,7 @@ import json
 import resource
 import time
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 
@@ -50,8 +51,8 @@ class Language:
 
 
 def _resident_mb() -> float:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize() / 2**20
 
 
 def run(*, tokens: int, budget_mb: int, questions: int, length: int) -> dict:
