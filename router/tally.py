@@ -3,6 +3,8 @@
 from dataclasses import fields, replace
 
 from paceline.types import RoundRecord, SpeculativeStats, Timings
+from router.ledger.group import batch_bucket
+from router.ledger.sums import RoundSums
 
 
 def cut_round(record: RoundRecord, delivered: int) -> RoundRecord:
@@ -52,6 +54,10 @@ class Tally:
         self.stats = SpeculativeStats()
         self.rounds: list[RoundRecord] = []
         """The first ``keep_rounds`` rounds."""
+        self.sums: dict[str, RoundSums] = {}
+        """What goes into the ledger, by batch bucket."""
+        self.longest_pause_s = 0.0
+        """Between two arrivals of output."""
         self._arrived_at = arrived_at
         self._keep_rounds = keep_rounds
         self._first_token_at: float | None = None
@@ -78,6 +84,9 @@ class Tally:
         """
         if self._first_token_at is None:
             self._first_token_at = now
+        else:
+            assert self._last_token_at is not None, "set with the first"
+            self.longest_pause_s = max(self.longest_pause_s, now - self._last_token_at)
         self._last_token_at = now
         if self._attempt is not None:
             if self._attempt.first_run_at is None:
@@ -87,6 +96,10 @@ class Tally:
             return None
         record = cut_round(replace(record, index=self.stats.num_rounds), delivered)
         self.stats = self.stats.plus(record)
+        bucket = batch_bucket(record.batch_sequences)
+        if (sums := self.sums.get(bucket)) is None:
+            sums = self.sums[bucket] = RoundSums()
+        sums.add(record)
         if len(self.rounds) < self._keep_rounds:
             self.rounds.append(record)
         if self._attempt is not None:

@@ -1,0 +1,255 @@
+"""The one writer of the ledger: takes batches of sums, keeps them on disk, tells what changed.
+
+Everything happens on the keeper's own thread; callers get futures. A batch is acknowledged when it is on disk, and is
+counted once however often it is sent: each source numbers its batches.
+"""
+
+import logging
+import queue
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from router.ledger.book import Book, Cell
+from router.ledger.group import Group
+from router.ledger.store import Audit, LedgerBusyError, Store
+from router.ledger.sums import Row
+
+_logger = logging.getLogger(__name__)
+
+FLUSH_S = 0.2
+"""Longest time between a batch and the disk: the most that a killed process can lose."""
+STEP_S = 1.0
+"""Between two looks of the judges."""
+_FORGET_EVERY_S = 600.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Sums to add to a group at a time (unix seconds)."""
+
+    group: Group
+    at: float
+    row: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Updates of one source, which numbers its batches from 1 on."""
+
+    source: str
+    number: int
+    updates: Sequence[Update]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a reader who knows all up to some version has to hear to know all up to ``version``.
+
+    Versions count within one ``epoch``, a life of the keeper: a reader of another epoch forgets what it knew.
+    """
+
+    epoch: str
+    version: int
+    rows: Sequence[tuple[Cell, Row]]
+    documents: Mapping[str, str]
+
+
+class Judge(Protocol):
+    """Looks at the sums now and then and decides something that must outlive the process."""
+
+    name: str
+    """Of the document that holds its state."""
+
+    def restore(self, document: str) -> None:
+        """Go on from a state that ``step`` gave once."""
+
+    def step(self, book: Book, now: float) -> tuple[str, Sequence[Audit]] | None:
+        """The new state and what was decided; None where nothing changed."""
+
+
+class Keeper:
+    """Owner of store and book."""
+
+    def __init__(
+        self, path: str, *, judges: Sequence[Judge] = (), clock: Callable[[], float] = time.time
+    ) -> None:
+        """``path`` empty: kept in memory. So it is where the file cannot be used, too: ``problem`` then says why."""
+        self.problem = ""
+        self._clock = clock
+        self._store = self._open(path)
+        self._book = Book()
+        self._judges = judges
+        self._sources = self._store.sources()
+        self._documents = self._store.documents()
+        self._epoch = secrets.token_hex(8)
+        self._version = 1
+        self._row_versions: dict[Cell, int] = {}
+        self._document_versions = dict.fromkeys(self._documents, self._version)
+        for cell, row in self._store.rows():
+            self._book.put(cell, row)
+            self._row_versions[cell] = self._version
+        for judge in judges:
+            if judge.name in self._documents:
+                judge.restore(self._documents[judge.name])
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # What is not on disk yet.
+        self._dirty: set[Cell] = set()
+        self._dirty_sources: set[str] = set()
+        self._dirty_documents: set[str] = set()
+        self._gone: list[Cell] = []
+        self._audits: list[Audit] = []
+        self._unwritten: list[Future[None]] = []
+        self._next_flush = self._next_step = self._next_forget = 0.0
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+
+    def _open(self, path: str) -> Store:
+        try:
+            return Store.opened(path)
+        except (LedgerBusyError, sqlite3.Error, OSError) as error:
+            self.problem = f"{path}: {error}"
+            _logger.error("the ledger is kept in memory only", extra={"problem": self.problem})
+            return Store.opened("")
+
+    def start(self) -> None:
+        """Begin to take batches."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what there is and close the file. Once, after ``start``."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    # --- from any thread ---
+
+    def take(self, batch: Batch) -> "Future[None]":
+        """Count ``batch``, unless it was counted before; done when it is on disk."""
+        done: Future[None] = Future()
+        self._inbox.put(lambda: self._take(batch, done))
+        return done
+
+    def news(self, epoch: str = "", since: int = 0) -> "Future[News]":
+        """What changed behind version ``since`` of ``epoch``; everything where the epoch is another."""
+        return self.call(lambda _book, _now: self._news(since if epoch == self._epoch else 0))
+
+    def put_document(self, name: str, value: str, audits: Sequence[Audit] = ()) -> "Future[None]":
+        """Replace a document and put down why; done when it is on disk."""
+        done: Future[None] = Future()
+
+        def put() -> None:
+            self._put_document(name, value, audits)
+            self._unwritten.append(done)
+
+        self._inbox.put(put)
+        return done
+
+    def audits(self, limit: int) -> "Future[list[Audit]]":
+        """Newest first, those on disk."""
+        return self.call(lambda _book, _now: self._store.audits(limit))
+
+    def call(self, work: Callable[[Book, float], T]) -> "Future[T]":
+        """``work(book, now)`` on the keeper's thread; it may not keep the book."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work(self._book, self._clock()))
+            except Exception as error:
+                done.set_exception(error)
+
+        self._inbox.put(run)
+        return done
+
+    # --- on the keeper's thread ---
+
+    def _run(self) -> None:
+        while True:
+            wait_s = FLUSH_S if self._dirty or self._unwritten else STEP_S
+            try:
+                work = self._inbox.get(timeout=wait_s)
+            except queue.Empty:
+                pass
+            else:
+                if work is None:
+                    break
+                work()
+            now = time.monotonic()
+            if now >= self._next_step:
+                self._step()
+                self._next_step = now + STEP_S
+            if now >= self._next_flush:
+                self._flush()
+                self._next_flush = now + FLUSH_S
+        self._flush()
+        self._store.close()
+
+    def _take(self, batch: Batch, done: "Future[None]") -> None:
+        if batch.number > self._sources.get(batch.source, 0):
+            self._version += 1
+            for update in batch.updates:
+                for cell in self._book.add(update.group, update.at, update.row):
+                    self._row_versions[cell] = self._version
+                    self._dirty.add(cell)
+            self._sources[batch.source] = batch.number
+            self._dirty_sources.add(batch.source)
+        self._unwritten.append(done)
+
+    def _put_document(self, name: str, value: str, audits: Sequence[Audit]) -> None:
+        self._version += 1
+        self._documents[name] = value
+        self._document_versions[name] = self._version
+        self._dirty_documents.add(name)
+        self._audits += audits
+
+    def _news(self, since: int) -> News:
+        return News(
+            self._epoch,
+            self._version,
+            [(cell, self._book.row(cell)) for cell, at in self._row_versions.items() if at > since],
+            {name: self._documents[name] for name, at in self._document_versions.items() if at > since},
+        )
+
+    def _step(self) -> None:
+        """Let the judges look, and drop what no window reaches."""
+        now = self._clock()
+        for judge in self._judges:
+            decided = judge.step(self._book, now)
+            if decided is not None:
+                self._put_document(judge.name, *decided)
+        if now >= self._next_forget:
+            self._next_forget = now + _FORGET_EVERY_S
+            for cell in self._book.forget(now):
+                self._row_versions.pop(cell, None)
+                self._dirty.discard(cell)
+                self._gone.append(cell)
+
+    def _flush(self) -> None:
+        waiting, self._unwritten = self._unwritten, []
+        if self._dirty or self._dirty_sources or self._dirty_documents or self._gone or self._audits:
+            try:
+                self._store.write(
+                    [(cell, self._book.row(cell)) for cell in self._dirty],
+                    gone=self._gone,
+                    sources={name: self._sources[name] for name in self._dirty_sources},
+                    documents={name: self._documents[name] for name in self._dirty_documents},
+                    audits=self._audits,
+                )
+            except sqlite3.Error as error:  # a full disk, say: all stays dirty and is tried again
+                _logger.exception("the ledger could not be written")
+                for done in waiting:
+                    done.set_exception(error)
+                return
+            self._dirty.clear()
+            self._dirty_sources.clear()
+            self._dirty_documents.clear()
+            self._gone, self._audits = [], []
+        for done in waiting:
+            if not done.cancelled():
+                done.set_result(None)

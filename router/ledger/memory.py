@@ -1,0 +1,146 @@
+"""The router's end of the ledger: adds up what its own requests did, hands it on, and knows what all routers did.
+
+Deciding reads memory only. While the writer is away the sums wait here and are handed on when it is back; a batch whose
+acknowledgement was lost is sent again under its number and counted once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from router.ledger.book import MINUTE_S, Book
+from router.ledger.group import Group
+from router.ledger.keeper import Batch, Keeper, News, Update
+from router.ledger.sums import Row
+
+_logger = logging.getLogger(__name__)
+
+EXCHANGE_S = 0.25
+"""Between two exchanges with the writer; with its own flush it stays under the second that a kill may cost."""
+_MAX_PAUSE_S = 5.0
+
+
+class Writer(Protocol):
+    """The ledger's writer: a keeper in this process or one behind a socket."""
+
+    async def exchange(self, batch: Batch | None, epoch: str, since: int) -> News:
+        """Hand over ``batch`` and hear what changed behind version ``since`` of ``epoch``. Raises OSError when away."""
+
+
+class OwnKeeper:
+    """The writer is in this process."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    async def exchange(self, batch: Batch | None, epoch: str, since: int) -> News:
+        """See ``Writer``."""
+        if batch is not None:
+            await asyncio.wrap_future(self._keeper.take(batch))
+        return await asyncio.wrap_future(self._keeper.news(epoch, since))
+
+
+class Memory:
+    """Sums of all routers as far as this one knows, its own at once. Lives on the event loop."""
+
+    def __init__(self, writer: Writer, *, clock: Callable[[], float] = time.time) -> None:
+        self.documents: dict[str, str] = {}
+        """State of guard and rules, as the writer told it."""
+        self.on_documents: Callable[[Mapping[str, str]], None] = lambda _changed: None
+        """Called with those that changed."""
+        self.away_since: float | None = None
+        """When the writer was first not to be had; None: it is there."""
+        self._writer = writer
+        self._clock = clock
+        self._source = secrets.token_hex(8)
+        self._told = Book()
+        self._sent = Book()
+        self._new = Book()
+        self._number = 0
+        self._epoch, self._version = "", 0
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+
+    def add(self, group: Group, row: Row) -> None:
+        """What a request, or a part of it, did just now."""
+        self._new.add(group, self._clock(), row)
+
+    def window(self, name: str, chosen: Callable[[Group], bool]) -> Row:
+        """Sums of the groups that ``chosen`` is true of, in the last 5m, 1h, 24h or 7d."""
+        now = self._clock()
+        books = (self._told, self._sent, self._new)
+        row = books[0].window(name, now, books[0].matching(chosen))
+        for book in books[1:]:
+            row += book.window(name, now, book.matching(chosen))
+        return row
+
+    def groups(self) -> set[Group]:
+        """All that have sums."""
+        return {*self._told.groups(), *self._sent.groups(), *self._new.groups()}
+
+    def start(self) -> None:
+        """Begin to exchange with the writer."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Hand over what there is, if the writer is there, and end."""
+        self._stopping.set()
+        if self._task is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def exchange(self) -> None:
+        """One exchange. Raises OSError when the writer is away; nothing is lost then."""
+        if self._is_empty(self._sent) and not self._is_empty(self._new):
+            self._sent, self._new = self._new, Book()
+            self._number += 1
+        batch = None
+        if not self._is_empty(self._sent):
+            batch = Batch(self._source, self._number, _updates(self._sent))
+        news = await self._writer.exchange(batch, self._epoch, self._version)
+        # No await from here on: who reads sees either the sums sent or the ones told back, never both.
+        self._sent = Book()
+        if news.epoch != self._epoch:
+            self._told = Book()
+        self._epoch, self._version = news.epoch, news.version
+        for cell, row in news.rows:
+            self._told.put(cell, row)
+        if news.documents:
+            self.documents.update(news.documents)
+            self.on_documents(news.documents)
+
+    async def _run(self) -> None:
+        pause_s, forget_at = EXCHANGE_S, 0.0
+        while True:
+            stopping = self._stopping.is_set()
+            try:
+                await self.exchange()
+                if self.away_since is not None:
+                    _logger.info("the ledger is back")
+                self.away_since, pause_s = None, EXCHANGE_S
+            except OSError as error:
+                if self.away_since is None:
+                    self.away_since = self._clock()
+                    _logger.warning("the ledger is away: deciding from memory", extra={"problem": str(error)})
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            if stopping:
+                return
+            if self._clock() >= forget_at:
+                self._told.forget(self._clock())
+                forget_at = self._clock() + 10 * MINUTE_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+
+    @staticmethod
+    def _is_empty(book: Book) -> bool:
+        return next(book.groups(), None) is None
+
+
+def _updates(book: Book) -> list[Update]:
+    """The rows of minutes; those of hours are the same sums again."""
+    return [Update(cell.group, cell.start, row) for cell, row in book.items() if cell.span == MINUTE_S]

@@ -1,0 +1,304 @@
+"""The ledger: exact sums, one count a batch, the same windows for every router, nothing lost but the last second."""
+
+import asyncio
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.types import ProposalOutcome, RoundRecord
+from router.ledger.book import WINDOWS, Book
+from router.ledger.group import Group, batch_bucket, temperature_bucket
+from router.ledger.keeper import Batch, Keeper, Update
+from router.ledger.memory import Memory, OwnKeeper
+from router.ledger.store import MIGRATIONS, Audit, Store
+from router.ledger.sums import AT, FIELDS, RoundSums, accepted_by_position, drafted_by_position, no_sums
+
+NOW = 1_800_000_000.0
+
+
+def group(task: str = "code", batch: str = "1", arm: str = "auto") -> Group:
+    return Group(task, "", "ngram", "1@x", "coupled", "0", batch, arm)
+
+
+def record(index: int, rng: random.Random) -> RoundRecord:
+    drafted = rng.randrange(9)
+    accepted = rng.randint(0, drafted)
+    ignored = rng.randint(0, drafted - accepted)
+    return RoundRecord(
+        index, 10, drafted, accepted, ignored, accepted + 1,
+        ProposalOutcome.USED if drafted else rng.choice(list(ProposalOutcome)), "ngram", rng.randint(1, 40), 5,
+        *(rng.random() / 7 for _ in range(6)),
+    )  # fmt: skip
+
+
+def one(**values: int) -> np.ndarray:
+    row = no_sums()
+    for name, value in values.items():
+        row[AT[name]] = value
+    return row
+
+
+def test_sums_equal_the_round_records_exactly():
+    """Every count, every time to the nanosecond, every position; in whatever order rounds are added."""
+    rng = random.Random(1)
+    records = [record(index, rng) for index in range(500)]
+    sums = RoundSums()
+    for one_record in rng.sample(records, len(records)):
+        sums.add(one_record)
+    row = sums.row()
+    spec = [r for r in records if r.drafted]
+    expected = {
+        "rounds": len(records),
+        "spec_rounds": len(spec),
+        "drafted": sum(r.drafted for r in records),
+        "accepted": sum(r.accepted for r in records),
+        "ignored": sum(r.ignored for r in records),
+        "emitted": sum(r.committed for r in records),
+        "late_rounds": sum(r.outcome is ProposalOutcome.LATE for r in records),
+        "draft_ns": sum(round(r.draft_s * 1e9) for r in records),
+        "wait_ns": sum(round(r.wait_s * 1e9) for r in records),
+        "verify_ns": sum(round(r.verify_s * 1e9) for r in records),
+    }
+    assert {name: row[AT[name]] for name in expected} == expected
+    for position in range(8):
+        assert drafted_by_position(row)[position] == sum(r.drafted > position for r in spec)
+        assert accepted_by_position(row)[position] == sum(r.accepted > position for r in spec)
+
+
+@pytest.mark.parametrize(("sequences", "bucket"), [(0, "1"), (1, "1"), (2, "2-4"), (4, "2-4"), (5, "5-10"), (10, "5-10"), (11, "11-31"), (31, "11-31"), (32, "32+"), (900, "32+")])  # fmt: skip
+def test_batch_buckets(sequences, bucket):
+    """As in the list of buckets, both ends."""
+    assert batch_bucket(sequences) == bucket
+
+
+def test_temperature_buckets():
+    """Greedy stands apart."""
+    assert [temperature_bucket(t) for t in (0, 0.1, 0.5, 0.7, 1.0, 1.5)] == ["0", "0-0.5", "0-0.5", "0.5-1", "0.5-1", "1+"]  # fmt: skip
+
+
+def test_windows_hold_what_happened_in_them():
+    """Five minutes, an hour, a day, a week."""
+    book = Book()
+    for age_s in (0, 200, 1800, 7200, 3 * 86400, 30 * 86400):
+        book.add(group(), NOW - age_s, one(rounds=1))
+    seen = {name: int(book.window(name, NOW, [group()])[AT["rounds"]]) for name in WINDOWS}
+    assert seen == {"5m": 2, "1h": 3, "24h": 4, "7d": 5}
+
+
+def test_what_no_window_reaches_is_forgotten():
+    """Minutes after two hours, hours after eight days; groups with them."""
+    book = Book()
+    book.add(group("old"), NOW - 9 * 86400, one(rounds=1))
+    book.add(group("new"), NOW - 3 * 3600, one(rounds=1))
+    assert len(book.forget(NOW)) == 3
+    assert [g.task for g in book.groups()] == ["new"]
+    assert book.window("24h", NOW, [group("new")])[AT["rounds"]] == 1
+
+
+def running(path: Path | str, **more) -> Keeper:
+    keeper = Keeper(str(path), **more)
+    keeper.start()
+    return keeper
+
+
+def test_a_ledger_is_the_same_after_a_restart(tmp_path):
+    """Rows, documents and audit records come back as they were."""
+    path = tmp_path / "ledger.sqlite"
+    keeper = running(path)
+    rng = random.Random(2)
+    updates = []
+    for index in range(200):
+        sums = RoundSums()
+        sums.add(record(index, rng))
+        updates.append(
+            Update(group(rng.choice("abc"), rng.choice(["1", "2-4"])), time.time() - index, sums.row())
+        )
+    keeper.take(Batch("router", 1, updates)).result(10)
+    keeper.put_document("rules", "{}", [Audit(1.0, "rule", "code", "off by hand", {"x": 1})]).result(10)
+    before = {cell: row.tolist() for cell, row in keeper.news().result(10).rows}
+    keeper.stop()
+    again = running(path)
+    news = again.news().result(10)
+    assert {cell: row.tolist() for cell, row in news.rows} == before
+    assert news.documents["rules"] == "{}"
+    assert again.audits(5).result(10)[0].words == "off by hand"
+    again.stop()
+
+
+def test_a_batch_counts_once_however_often_it_is_sent(tmp_path):
+    """Also when the writer was restarted between the two."""
+    path = tmp_path / "ledger.sqlite"
+    batch = Batch("router", 1, [Update(group(), time.time(), one(rounds=3))])
+    for _ in range(2):
+        keeper = running(path)
+        keeper.take(batch).result(10)
+        keeper.take(batch).result(10)
+        keeper.stop()
+    keeper = running(path)
+    assert keeper.call(lambda book, now: int(book.window("1h", now, [group()])[AT["rounds"]])).result(10) == 3
+    keeper.stop()
+
+
+def test_a_second_writer_is_refused_the_file_and_goes_on_in_memory(tmp_path):
+    """It says why."""
+    first = running(tmp_path / "ledger.sqlite")
+    second = running(tmp_path / "ledger.sqlite")
+    assert "another process" in second.problem
+    second.take(Batch("router", 1, [Update(group(), time.time(), one(rounds=1))])).result(10)
+    assert first.news().result(10).rows == []
+    first.stop()
+    second.stop()
+
+
+def test_a_file_of_a_later_version_is_left_alone(tmp_path):
+    """The older program goes on in memory and says so."""
+    path = tmp_path / "ledger.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    keeper = running(path)
+    assert "later Paceline" in keeper.problem
+    keeper.stop()
+
+
+def test_every_released_version_can_be_migrated(tmp_path):
+    """From each step on, to a store that takes rows."""
+    for version in range(len(MIGRATIONS) + 1):
+        path = tmp_path / f"{version}.sqlite"
+        with sqlite3.connect(path) as db:
+            for script in MIGRATIONS[:version]:
+                db.executescript(script)
+            db.execute(f"PRAGMA user_version = {version}")
+        db.close()
+        store = Store(str(path))
+        store.write([(cell, one(rounds=2)) for cell in Book().add(group(), NOW, one(rounds=2))])
+        assert [int(row[AT["rounds"]]) for _, row in store.rows()] == [2, 2]
+        store.close()
+
+
+WRITER = """
+import sys, time
+from router.ledger.group import Group
+from router.ledger.keeper import Batch, Keeper, Update
+from router.ledger.sums import AT, no_sums
+keeper = Keeper(sys.argv[1]); keeper.start()
+row = no_sums(); row[AT["rounds"]] = 1; row[AT["drafted"]] = 4
+number = int(sys.argv[2])
+while True:
+    number += 1
+    done = keeper.take(Batch("r", number, [Update(Group(f"task{i}", "", "d", "1", "c", "0", "1", "auto"), time.time(), row) for i in range(5)]))
+    if number % 50 == 0:
+        done.result(10)
+        print(number, flush=True)
+"""
+
+
+def test_killed_at_any_moment_it_keeps_every_acknowledged_batch_and_is_whole(tmp_path):
+    """kill -9 four times in mid-write: acknowledged batches are all there, each exactly once, the file passes its check."""
+    path = tmp_path / "ledger.sqlite"
+    number = 0
+    for round_ in range(4):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), str(number)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            acknowledged = [int(process.stdout.readline()) for _ in range(2 + round_)][-1]
+            os.kill(process.pid, signal.SIGKILL)
+        with sqlite3.connect(path) as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        db.close()
+        store = Store(str(path))
+        number = store.sources()["r"]
+        assert number >= acknowledged
+        hours = [int(row[AT["rounds"]]) for cell, row in store.rows() if cell.span == 3600]
+        assert sum(hours) == 5 * number
+        store.close()
+
+
+def test_two_routers_agree_and_decide_from_memory_while_the_writer_is_away():
+    """What one did the other knows after an exchange; an away writer loses nothing and adds nothing twice."""
+
+    class Flaky(OwnKeeper):
+        """Takes the batch, and says nothing, as long as ``away``."""
+
+        away = False
+
+        async def exchange(self, batch, epoch, since):
+            news = await super().exchange(batch, epoch, since)
+            if self.away:
+                raise OSError("gone")
+            return news
+
+    def rounds(memory: Memory) -> int:
+        return int(memory.window("1h", lambda g: g.task == "code")[AT["rounds"]])
+
+    async def scenario() -> None:
+        keeper = running("")
+        writer = Flaky(keeper)
+        a, b = Memory(writer), Memory(writer)
+        a.add(group(), one(rounds=3))
+        assert rounds(a) == 3
+        await a.exchange()
+        await b.exchange()
+        assert rounds(a) == rounds(b) == 3
+        writer.away = True
+        for memory in (a, b):
+            memory.add(group(), one(rounds=1))
+            with pytest.raises(OSError, match="gone"):
+                await memory.exchange()
+            memory.add(group(batch="2-4"), one(rounds=1))
+            assert rounds(memory) == 5
+        writer.away = False
+        for memory in (a, b, a, b, a):
+            await memory.exchange()
+        assert rounds(a) == rounds(b) == 7
+        keeper.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_writer_that_lost_its_memory_is_believed():
+    """A new life of the keeper: what the old one knew is not mixed in."""
+
+    async def scenario() -> None:
+        first = running("")
+        memory = Memory(OwnKeeper(first))
+        memory.add(group(), one(rounds=3))
+        await memory.exchange()
+        first.stop()
+        second = running("")
+        memory._writer = OwnKeeper(second)
+        memory.add(group(), one(rounds=2))
+        await memory.exchange()
+        assert memory.window("1h", lambda g: True)[AT["rounds"]] == 2
+        second.stop()
+
+    asyncio.run(scenario())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**40)), max_size=40), st.randoms())
+def test_the_order_of_updates_does_not_matter(updates, rng):
+    """Sums are whole numbers: two books that heard the same in another order are equal."""
+    shuffled = list(updates)
+    rng.shuffle(shuffled)
+    books = (Book(), Book())
+    for book, order in zip(books, (updates, shuffled), strict=True):
+        for task, value in order:
+            book.add(group(str(task)), NOW, one(verify_ns=value))
+    seen = [{cell: row.tolist() for cell, row in book.items()} for book in books]
+    assert seen[0] == seen[1]
+
+
+def test_fields_have_one_name_each():
+    """A row's columns are named once."""
+    assert len(set(FIELDS)) == len(FIELDS)
