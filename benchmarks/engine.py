@@ -1,7 +1,7 @@
 """The engine alone: what a step costs by rows and sequences, what of it is not kernels, and the same prompts through
 transformers' own `generate` with the same weights, precision and threads in the same run.
 
-    python -m benchmarks.engine [--quick] [--model smollm2] [--dtype float32] [--threads 2] [--clock wall|cpu]
+    python -m benchmarks.engine [--quick] [--model smollm2] [--dtype w4a8] [--threads 2] [--clock wall|cpu]
 
 Runners take turns step by step, and the figure is the least of many, so a neighbour on the machine disturbs all alike;
 for a machine that is never quiet there is `--clock cpu`: one thread, and its own processor time. The last line is
@@ -302,7 +302,7 @@ def main() -> None:
 
     directory = resolve_model_dir(arguments.model)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(  # type: ignore[no-untyped-call]
-        directory, dtype=getattr(torch, lean.info.dtype)
+        directory, dtype=torch.bfloat16 if lean.info.dtype == "bfloat16" else torch.float32
     ).eval()
     padded = padded_costs(model, clock, rounds)
     tokenizer = Tokenizer.load(directory)

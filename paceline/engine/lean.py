@@ -35,6 +35,8 @@ class Body(Protocol):
 
     kernels: str
     """What computes: part of the identity under which bits are equal."""
+    precision: str
+    """As ``model.dtype`` names it."""
 
     def forward(self, segments: Sequence[Segment], kv: SlotKV, layers: int) -> torch.Tensor:
         """Logits [sum of num_logits, V] after the first ``layers`` layers; writes the KV rows, moves no length."""
@@ -107,7 +109,7 @@ class LeanRunner:
             tokenizer_fingerprint=source.tokenizer_fingerprint,
             vocab_size=source.config.vocab_size,
             max_context=capacity,
-            dtype=str(source.dtype).removeprefix("torch."),
+            dtype=body.precision,
             device=str(source.device),
             runner="lean",
             runner_reason="; ".join([*reasons, said]),
@@ -129,7 +131,7 @@ class LeanRunner:
             found = self._body.forward([Segment(slot, 0, ids, len(ids))], self.kv, _CHECKED_LAYERS)
         self.kv.release(slot)
         try:
-            check_equal(found, own, what="lean")
+            check_equal(found, own, what="lean", precision=self.info.dtype)
         except ConfigError as error:
             raise Unsuitable(str(error)) from error
 
@@ -175,10 +177,17 @@ def _body(source: ModelSource, shape: Shape, checkpoint: Checkpoint, capacity: i
     rope = rope_table(source.config, shape.head_size, capacity)
     vocab_size = source.config.vocab_size
     remark = []
+    if source.w4a8 != "no":
+        try:
+            return NativeBody(load_library(), checkpoint, shape, vocab_size, rope, integers=True), []
+        except (NoKernelsError, Unsuitable) as error:
+            if source.w4a8 == "as set":
+                raise ConfigError(f"model.dtype = 'w4a8': {source.name}: {error}") from error
+            remark = [f"not w4a8: {error}"]
     if source.device.type == "cpu" and source.dtype == torch.float32:
         try:
-            return NativeBody(load_library(), checkpoint, shape, vocab_size, rope), []
+            return NativeBody(load_library(), checkpoint, shape, vocab_size, rope), remark
         except (NoKernelsError, Unsuitable) as error:
-            remark = [str(error)]
+            remark.append(str(error))
     body = TorchBody(checkpoint, shape, vocab_size, rope, dtype=source.dtype, device=source.device)
     return body, remark

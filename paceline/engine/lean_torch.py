@@ -49,6 +49,7 @@ class TorchBody:
         self._vocab_size = vocab_size
         self._device = device
         self._dtype = dtype
+        self.precision = str(dtype).removeprefix("torch.")
         packs = can_pack(device)
         self.kernels = "torch operations, " + ("linears packed for oneDNN" if packs else f"on {device.type}")
 

@@ -160,7 +160,12 @@ class ReferenceRunner:
             finally:
                 self._model.set_attn_implementation(IMPLEMENTATION)
         self.kv.release(slot)
-        check_equal(packed[: len(ids)], own, what=type(self._model).__name__)
+        check_equal(
+            packed[: len(ids)],
+            own,
+            what=type(self._model).__name__,
+            precision=str(own.dtype).removeprefix("torch."),
+        )
         return int(own.shape[-1])
 
     def _tensor(self, ids: Sequence[int]) -> torch.Tensor:

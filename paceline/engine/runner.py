@@ -66,4 +66,6 @@ def load_runner(model: ModelConfig, *, kv_slots: int, max_context: int, layers: 
             if model.runner == "lean":
                 raise ConfigError(f"model.runner = 'lean': {model.name}: {error}") from error
             reason = f"not lean: {error}"
+    if model.dtype == "w4a8":
+        raise ConfigError(f"model.dtype = 'w4a8': {model.name}: only the lean runner has it; {reason}")
     return ReferenceRunner(load_model(source), kv_slots=kv_slots, max_context=max_context, reason=reason)

@@ -8,10 +8,11 @@ from paceline.engine.kv import SlotKV
 from paceline.engine.packing import Segment
 from paceline.errors import ConfigError
 
-_TOLERANCE = {
-    torch.float32: 1e-3,
-    torch.bfloat16: 6e-2,
-}  # of the largest logit, against the model's own forward
+_TOLERANCE = {  # of the largest logit, against the model's own forward
+    "float32": 1e-3,
+    "bfloat16": 6e-2,
+    "w4a8": 6e-2,
+}
 _PROBE_LENGTH = 70  # crosses the edge of an attention bucket
 
 
@@ -20,9 +21,9 @@ def probe_ids(vocab_size: int, capacity: int) -> list[int]:
     return [(7919 * (i + 1) + 13 * i * i) % vocab_size for i in range(min(_PROBE_LENGTH, capacity))]
 
 
-def check_equal(found: torch.Tensor, own: torch.Tensor, *, what: str) -> None:
-    """Raise ConfigError unless the logits ``found`` are those of the model's ``own`` forward within rounding."""
-    allowed = _TOLERANCE.get(own.dtype, 1e-3) * max(1.0, float(own.abs().max()))
+def check_equal(found: torch.Tensor, own: torch.Tensor, *, what: str, precision: str) -> None:
+    """Raise ConfigError unless ``found`` are the logits of the model's ``own`` forward within the rounding of ``precision``."""
+    allowed = _TOLERANCE[precision] * max(1.0, float(own.abs().max()))
     worst = float((found.float() - own.float()).abs().max())
     if not worst <= allowed:
         raise ConfigError(

@@ -5,7 +5,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -17,7 +17,7 @@ from paceline.model_store import resolve_model_dir
 from paceline.tokenizer import Tokenizer
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-_PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "w4a8": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,9 @@ class ModelSource:
     """The text part of it, layers already cut."""
     device: torch.device
     dtype: torch.dtype
+    """Of all that is not the inside of a w4a8 linear layer."""
     dtype_reason: str
+    w4a8: Literal["no", "if possible", "as set"]
     tokenizer_fingerprint: str
     eos_token_ids: tuple[int, ...]
 
@@ -68,6 +70,10 @@ def open_model(settings: ModelConfig, *, layers: int = 0) -> ModelSource:
     tokenizer = Tokenizer.load(directory)
     device = _resolve_device(settings.device)
     dtype, dtype_reason = _resolve_dtype(settings.dtype, device)
+    if settings.dtype == "w4a8" and device.type != "cpu":
+        raise ConfigError(
+            f"model.dtype = 'w4a8': there are kernels for CPUs only, and model.device is {device}"
+        )
     try:
         config = transformers.AutoConfig.from_pretrained(directory)
     except (OSError, ValueError, KeyError) as error:
@@ -84,6 +90,7 @@ def open_model(settings: ModelConfig, *, layers: int = 0) -> ModelSource:
         device=device,
         dtype=dtype,
         dtype_reason=dtype_reason,
+        w4a8="as set" if settings.dtype == "w4a8" else "no",
         tokenizer_fingerprint=tokenizer.fingerprint,
         eos_token_ids=tokenizer.eos_token_ids,
     )

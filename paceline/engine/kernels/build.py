@@ -22,6 +22,7 @@ from paceline.model_store import cache_dir
 _log = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).with_name("lean.cpp")
+_SOURCES = (_SOURCE, *sorted(_SOURCE.parent.glob("*.h")))
 _OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread")
 _DISABLE = "PACELINE_NO_COMPILER"
 _TIMEOUT_S = 300
@@ -60,7 +61,9 @@ def _built() -> Path:
     directory = cache_dir() / "kernels"
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-        identity = "\n".join([_SOURCE.read_text(encoding="utf-8"), version, *options, _processor()])
+        identity = "\n".join(
+            [*(path.read_text(encoding="utf-8") for path in _SOURCES), version, *options, _processor()]
+        )
         target = directory / f"lean-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
         if not target.exists():
             directory.mkdir(parents=True, exist_ok=True)

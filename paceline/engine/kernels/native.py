@@ -1,6 +1,8 @@
-"""The lean forward through the native kernels: float32 arithmetic on a CPU, the whole step in one call.
+"""The lean forward through the native kernels, on a CPU, the whole step in one call.
 
-The structures mirror those of ``lean.cpp``.
+Linear layers are float32, or, where asked for and possible, ``w4a8``: the weights' own blocks of 4 or 8 bits times inputs
+rounded to 8 bits (the arithmetic is written down in ``integer.h``). All else is float32 in both. The structures mirror
+those of ``interface.h``.
 """
 
 import contextlib
@@ -22,8 +24,15 @@ PANEL = 32
 _HALF = PANEL // 2
 _BLOCK = 32
 """Inputs that share a scale in the formats of blocks."""
-_FLOAT32, _BFLOAT16, _BLOCKS_4, _BLOCKS_8 = range(4)
-_STORED = {_FLOAT32: "float32", _BFLOAT16: "bfloat16", _BLOCKS_4: "4-bit blocks", _BLOCKS_8: "8-bit blocks"}
+_FLOAT32, _BFLOAT16, _BLOCKS_4, _BLOCKS_8, _INTEGERS_4, _INTEGERS_8 = range(6)
+_STORED = {
+    _FLOAT32: "float32",
+    _BFLOAT16: "bfloat16",
+    _BLOCKS_4: "4-bit blocks",
+    _BLOCKS_8: "8-bit blocks",
+    _INTEGERS_4: "4-bit blocks",
+    _INTEGERS_8: "8-bit blocks",
+}
 
 
 class _Linear(Structure):
@@ -125,8 +134,14 @@ class NativeBody:
         shape: Shape,
         vocab_size: int,
         rope: tuple[torch.Tensor, torch.Tensor],
+        *,
+        integers: bool = False,
     ) -> None:
-        """Raises Unsuitable for weights that are missing or too many, and for sizes that the kernels do not have."""
+        """``integers``: w4a8 linear layers, all of them.
+
+        Raises Unsuitable for weights that are missing or too many, for sizes that the kernels do not have, and for
+        ``integers`` where the processor or the weights do not allow them.
+        """
         self._library = library.functions
         self._library.paceline_make.restype = c_void_p
         self._library.paceline_make.argtypes = (POINTER(_Model), c_int64, c_int)
@@ -140,6 +155,10 @@ class NativeBody:
             raise Unsuitable(f"the native kernels have no attention for heads of size {shape.head_size}")
         if shape.hidden % _HALF or shape.intermediate % _HALF:
             raise Unsuitable(f"the native kernels need sizes that are multiples of {_HALF}")
+        self._integers = integers
+        self.precision = "w4a8" if integers else "float32"
+        if integers and not self._library.paceline_block_bytes(_INTEGERS_4):
+            raise Unsuitable("this processor has no AVX512-VNNI instructions")
         self._kept: list[torch.Tensor] = []  # what the engine points to
         self._arena = _Arena()
         self._formats: set[int] = set()
@@ -169,7 +188,8 @@ class NativeBody:
         self.weight_bytes = self._arena.used
         """Read in every step that gives logits."""
         stored = " and ".join(_STORED[kind] for kind in sorted(self._formats))
-        self.kernels = f"{library.name}, weights kept exactly in {stored}"
+        inputs = ", inputs of linear layers in 8-bit blocks" if integers else ""
+        self.kernels = f"{library.name}, weights kept exactly in {stored}{inputs}"
 
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)
@@ -239,18 +259,26 @@ class NativeBody:
 
     def _panels(self, weight: torch.Tensor) -> tuple[int, int]:
         """Format and address of ``weight`` in the smallest form from which every number comes back bit for bit."""
-        outputs, inputs = weight.shape
-        count = -(-outputs // PANEL)
+        if self._integers:
+            kind, panels = self._blocks(weight.float(), (_INTEGERS_4, _INTEGERS_8))
+            if panels is None:
+                raise Unsuitable("its weights are not all in blocks of 4 or 8 bits")
+            return kind, panels
         if weight.dtype == torch.bfloat16:
             return _BFLOAT16, self._keep(self._arena.put(_panels(weight)))
+        kind, panels = self._blocks(weight, (_BLOCKS_4, _BLOCKS_8))
+        return (_FLOAT32, self._keep(self._arena.put(_panels(weight)))) if panels is None else (kind, panels)
+
+    def _blocks(self, weight: torch.Tensor, kinds: Sequence[int]) -> tuple[int, int | None]:
+        """The first of ``kinds`` that holds ``weight`` exactly, and the address of its blocks; None if none does."""
+        outputs, inputs = weight.shape
         weight = weight.contiguous()
-        for kind in (_BLOCKS_4, _BLOCKS_8) if inputs % _BLOCK == 0 else ():
-            blocks = torch.empty(
-                count * (inputs // _BLOCK) * self._library.paceline_block_bytes(kind), dtype=torch.uint8
-            )
+        for kind in kinds if inputs % _BLOCK == 0 else ():
+            size = -(-outputs // PANEL) * (inputs // _BLOCK) * self._library.paceline_block_bytes(kind)
+            blocks = torch.empty(size, dtype=torch.uint8)
             if self._library.paceline_pack(kind, weight.data_ptr(), inputs, outputs, blocks.data_ptr()):
                 return kind, self._keep(self._arena.put(blocks))
-        return _FLOAT32, self._keep(self._arena.put(_panels(weight)))
+        return _FLOAT32, None
 
     def _vector(self, values: torch.Tensor) -> int:
         return self._keep(values.to(torch.float32, copy=True).contiguous())

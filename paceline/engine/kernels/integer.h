@@ -1,0 +1,199 @@
+// Linear layers in 8-bit integers: exact 4-bit or 8-bit weights, inputs rounded to 8 bits in blocks of 32.
+//
+// A block of 32 inputs x of one row, with m the largest |x|, becomes
+//   q[i] = round(x[i] * (127 / m)), to nearest, ties to even;  a = m / 127     (m below 1e-30: all zero)
+// and an output, over the blocks of its inputs in ascending order, is one chain
+//   4 bits:  t = fma(float(dot), scale * a, fma(minimum, a * float(sum of q), t))     dot = sum of weight 0..15 times q
+//   8 bits:  t = fma(float(dot), scale * a, t)                                        dot = sum of weight -127..127 times q
+// from t = 0, every operation in float32. dot is exact in integers, in any order. So a row sees nothing but itself: which
+// rows share a call, and how they are cut into tiles, changes when a number is computed, never how.
+//
+// The weights of a block lie as one instruction takes them, for 16 outputs four inputs each: [input / 4][output][input % 4].
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "interface.h"
+#include "linear.h"
+#include "vectors.h"
+
+namespace {
+
+constexpr int kGroups = kBlock / 4;
+
+// A block of one row's inputs.
+struct alignas(16) Quantised {
+  int8_t q[kBlock];
+  float scale;
+  float sum;       // scale * sum of q: what the minimum of a 4-bit weight is multiplied by
+  int32_t offset;  // -128 * sum of q: 8-bit weights are stored 128 too high
+};
+
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+// Block4 and Block8 with their numbers in another order. 4 bits: low halves of the bytes are outputs 0 to 15, high halves
+// 16 to 31. 8 bits: weight + 128, outputs 0 to 15, then 16 to 31.
+struct Grouped4 {
+  uint16_t scale[kPanel];  // float16
+  uint16_t minimum[kPanel];
+  uint8_t q[kGroups][4 * kLanes];
+};
+
+struct Grouped8 {
+  uint16_t scale[kPanel];
+  uint8_t q[2][kGroups][4 * kLanes];
+};
+
+void put(Grouped4& block, int64_t output, const float* values, bool& same) {
+  int q[kBlock];
+  same &= find(values, block.scale[output], block.minimum[output], q);
+  for (int64_t k = 0; k < kBlock; ++k) {
+    block.q[k / 4][4 * (output % kLanes) + k % 4] |= static_cast<uint8_t>(output < kLanes ? q[k] : q[k] << 4);
+  }
+}
+
+void put(Grouped8& block, int64_t output, const float* values, bool& same) {
+  int q[kBlock];
+  same &= find(values, block.scale[output], q);
+  for (int64_t k = 0; k < kBlock; ++k) {
+    block.q[output / kLanes][k / 4][4 * (output % kLanes) + k % 4] = static_cast<uint8_t>(q[k] + 128);
+  }
+}
+
+void quantise(const float* x, int64_t inputs, Quantised* to) {
+  for (int64_t at = 0; at < inputs; at += kBlock, ++to) {
+    const __m512 low = _mm512_loadu_ps(x + at), high = _mm512_loadu_ps(x + at + kLanes);
+    // Compared as integers: a number that is none is above all others and comes out in the scale.
+    const __m512i bits = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(low)), _mm512_castps_si512(_mm512_abs_ps(high)));
+    const int32_t most_bits = _mm512_reduce_max_epi32(bits);
+    float most;
+    std::memcpy(&most, &most_bits, sizeof most);
+    if (most < 1e-30f) {
+      *to = Quantised{};
+      continue;
+    }
+    const __m512 by = _mm512_set1_ps(127.0f / most);
+    const __m512i low_q = _mm512_cvtps_epi32(_mm512_mul_ps(low, by));
+    const __m512i high_q = _mm512_cvtps_epi32(_mm512_mul_ps(high, by));
+    _mm_store_si128(reinterpret_cast<__m128i*>(to->q), _mm512_cvtepi32_epi8(low_q));
+    _mm_store_si128(reinterpret_cast<__m128i*>(to->q) + 1, _mm512_cvtepi32_epi8(high_q));
+    const int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(low_q, high_q));
+    to->scale = most / 127.0f;
+    to->sum = to->scale * static_cast<float>(sum);
+    to->offset = -128 * sum;
+  }
+}
+
+// The 32 x 32 weights of a block, ready for any number of rows.
+struct Weights {
+  __m512i q[kGroups][2];  // for outputs 0 to 15, and 16 to 31
+  __m512 scale[2];
+};
+
+inline __m512i four_inputs(const Quantised& x, int group) {
+  int32_t four;
+  std::memcpy(&four, x.q + 4 * group, sizeof four);
+  return _mm512_set1_epi32(four);
+}
+
+inline void dot(const Weights& weights, const Quantised& x, int32_t from, __m512 (&found)[2]) {
+  __m512i low = _mm512_set1_epi32(from), high = low;
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroups; ++g) {
+    const __m512i four = four_inputs(x, g);
+    low = _mm512_dpbusd_epi32(low, weights.q[g][0], four);
+    high = _mm512_dpbusd_epi32(high, weights.q[g][1], four);
+  }
+  found[0] = _mm512_cvtepi32_ps(low);
+  found[1] = _mm512_cvtepi32_ps(high);
+}
+
+inline void integer_sums(const Grouped4* blocks, int64_t count, const Quantised* x, int64_t rows, float* c) {
+  const __m512i half = _mm512_set1_epi8(15);
+  for (int64_t b = 0; b < count; ++b) {
+    const Grouped4& block = blocks[b];
+    prefetch(blocks + b + 4);
+    Weights weights;
+#pragma GCC unroll 8
+    for (int g = 0; g < kGroups; ++g) {
+      const __m512i both = _mm512_loadu_si512(block.q[g]);
+      weights.q[g][0] = _mm512_and_si512(both, half);
+      weights.q[g][1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), half);
+    }
+    __m512 minimum[2];
+    for (int h = 0; h < 2; ++h) {
+      weights.scale[h] = half_to_float(block.scale + h * kLanes);
+      minimum[h] = half_to_float(block.minimum + h * kLanes);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      const Quantised& input = x[r * count + b];
+      __m512 found[2];
+      dot(weights, input, 0, found);
+      const __m512 scale = _mm512_set1_ps(input.scale), sum = _mm512_set1_ps(input.sum);
+      for (int h = 0; h < 2; ++h) {
+        float* to = c + r * kPanel + h * kLanes;
+        const __m512 before = b == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
+        const __m512 raised = _mm512_fmadd_ps(minimum[h], sum, before);
+        _mm512_storeu_ps(to, _mm512_fmadd_ps(found[h], _mm512_mul_ps(weights.scale[h], scale), raised));
+      }
+    }
+  }
+}
+
+inline void integer_sums(const Grouped8* blocks, int64_t count, const Quantised* x, int64_t rows, float* c) {
+  for (int64_t b = 0; b < count; ++b) {
+    const Grouped8& block = blocks[b];
+    prefetch(blocks + b + 4);
+    Weights weights;
+#pragma GCC unroll 8
+    for (int g = 0; g < kGroups; ++g) {
+      weights.q[g][0] = _mm512_loadu_si512(block.q[0][g]);
+      weights.q[g][1] = _mm512_loadu_si512(block.q[1][g]);
+    }
+    for (int h = 0; h < 2; ++h) weights.scale[h] = half_to_float(block.scale + h * kLanes);
+    for (int64_t r = 0; r < rows; ++r) {
+      const Quantised& input = x[r * count + b];
+      __m512 found[2];
+      dot(weights, input, input.offset, found);
+      const __m512 scale = _mm512_set1_ps(input.scale);
+      for (int h = 0; h < 2; ++h) {
+        float* to = c + r * kPanel + h * kLanes;
+        const __m512 before = b == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
+        _mm512_storeu_ps(to, _mm512_fmadd_ps(found[h], _mm512_mul_ps(weights.scale[h], scale), before));
+      }
+    }
+  }
+}
+
+// All rows over one panel, a tile of them at a time: its sums stay in the first cache, the panel's weights in the second.
+template <typename Block>
+void integer_sums(const Linear& linear, int64_t panel, const Quantised* x, int64_t rows, float* c) {
+  constexpr int64_t kTileRows = 24;
+  const int64_t count = linear.inputs / kBlock;
+  const Block* blocks = static_cast<const Block*>(linear.weight) + panel * count;
+  for (int64_t row = 0; row < rows; row += kTileRows) {
+    integer_sums(blocks, count, x + row * count, std::min(kTileRows, rows - row), c + row * kPanel);
+  }
+}
+#else
+void quantise(const float*, int64_t, Quantised*) {}
+#endif
+
+constexpr int64_t kIntegers4 = 4, kIntegers8 = 5;
+
+inline bool takes_integers(const Linear& linear) { return linear.format >= kIntegers4; }
+
+// One panel of outputs for all rows into c [rows][32].
+void integer_product(const Linear& linear, int64_t panel, const Quantised* x, int64_t rows, float* c) {
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+  if (linear.format == kIntegers4) {
+    integer_sums<Grouped4>(linear, panel, x, rows, c);
+  } else {
+    integer_sums<Grouped8>(linear, panel, x, rows, c);
+  }
+#endif
+  add_bias(linear, panel, rows, c);
+}
+
+}  // namespace

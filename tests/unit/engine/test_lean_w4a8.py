@@ -1,0 +1,226 @@
+"""Linear layers in 8-bit integers: equal to the slow reference to the bit, a row for itself, refused where impossible."""
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.config import ModelConfig
+from paceline.engine import Segment, load_runner
+from paceline.engine.kernels import native
+from paceline.engine.kernels.build import NoKernelsError, load_library
+from paceline.errors import ConfigError
+from paceline.testing.quantised import BLOCK, eight_bit, four_bit, quantise_model
+from paceline.testing.tiny_models import tiny_model_dir
+
+try:
+    LIBRARY = load_library().functions
+except NoKernelsError as error:
+    pytest.skip(f"no native kernels: {error}", allow_module_level=True)
+LIBRARY.paceline_block_bytes.restype = ctypes.c_int64
+if not LIBRARY.paceline_block_bytes(ctypes.c_int64(native._INTEGERS_4)):
+    pytest.skip("this processor has no AVX512-VNNI instructions", allow_module_level=True)
+
+ROUND = {native._INTEGERS_4: four_bit, native._INTEGERS_8: eight_bit}
+
+
+# ---- The slow reference: one row, one block, one operation after the other ----
+
+
+def rounded_inputs(x):
+    """q [blocks, 32] and the float32 scale a of each block: q = rint(x * (127 / max|x|)), a = max|x| / 127."""
+    blocks = x.reshape(-1, BLOCK)
+    most = np.abs(blocks).max(axis=1)
+    usable = most >= np.float32(1e-30)
+    by = np.divide(np.float32(127), most, out=np.zeros_like(most), where=usable)
+    scale = np.where(usable, most / np.float32(127), np.float32(0))
+    return np.rint(blocks * by[:, None]).astype(np.int64), scale.astype(np.float32)
+
+
+def fma(a, b, c):
+    """One rounding: the product is exact in 64 bits of mantissa and the sum as good as exact."""
+    return (np.longdouble(1) * a * b + c).astype(np.float32)
+
+
+def slow_product(kind, blocks, x):
+    """[outputs] of one row x [inputs], float32, by the formula of integer.h."""
+    q, scale = rounded_inputs(x)
+    total = np.zeros(len(blocks.scale), dtype=np.float32)
+    for b in range(len(q)):
+        dot = blocks.steps[:, b].astype(np.int64) @ q[b]
+        if kind == native._INTEGERS_4:
+            total = fma(blocks.minimum[:, b, 0], scale[b] * np.float32(q[b].sum()), total)
+        total = fma(dot.astype(np.float32), blocks.scale[:, b, 0] * scale[b], total)
+    return total
+
+
+# ---- The kernels alone ----
+
+
+class Layer:
+    """One linear layer in blocks of ``kind``."""
+
+    def __init__(self, kind, blocks):
+        weight = blocks.weight
+        self.outputs, self.inputs = weight.shape
+        self.panels = -(-self.outputs // native.PANEL)
+        size = self.panels * (self.inputs // BLOCK) * LIBRARY.paceline_block_bytes(ctypes.c_int64(kind))
+        self.room = torch.empty(size, dtype=torch.uint8)
+        assert LIBRARY.paceline_pack(
+            ctypes.c_int64(kind), ctypes.c_void_p(weight.data_ptr()), ctypes.c_int64(self.inputs),
+            ctypes.c_int64(self.outputs), ctypes.c_void_p(self.room.data_ptr()),
+        )  # fmt: skip
+        self.linear = native._Linear(
+            weight=self.room.data_ptr(), bias=None, inputs=self.inputs, outputs=self.outputs, format=kind
+        )
+
+    def __call__(self, x):
+        x = np.ascontiguousarray(x, dtype=np.float32)
+        found = np.empty((len(x), self.panels * native.PANEL), dtype=np.float32)
+        LIBRARY.paceline_multiply(
+            ctypes.byref(self.linear), ctypes.c_void_p(x.ctypes.data), ctypes.c_int64(len(x)),
+            ctypes.c_void_p(found.ctypes.data),
+        )  # fmt: skip
+        return found[:, : self.outputs]
+
+
+def matrix(outputs, inputs, seed):
+    random = np.random.default_rng(seed)
+    spread = random.uniform(0.01, 2.0, (outputs, inputs // BLOCK, 1))
+    values = random.standard_normal((outputs, inputs // BLOCK, BLOCK)) * spread + random.uniform(-0.3, 0.3)
+    return torch.from_numpy(values.astype(np.float32).reshape(outputs, inputs))
+
+
+def inputs_of(rows, inputs, seed):
+    """Rows of very different size, with zeros, outliers and ties among them."""
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((rows, inputs)) * np.exp(random.uniform(-6, 6, (rows, 1)))
+    x[rows // 2, :BLOCK] = 0
+    x[-1, -BLOCK:] = np.arange(BLOCK) - 15.5
+    x[-1, -1] = 127
+    x[0, inputs // 2] *= 1000
+    x[0, :BLOCK] *= 1e-36
+    return x.astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ROUND)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (16, 96), (33, 64), (70, 576), (96, 1536)])
+def test_the_kernels_equal_the_slow_reference_to_the_bit(kind, outputs, inputs):
+    """Exact integers and one chain of float32 operations: nothing is left to the order of anything."""
+    blocks = ROUND[kind](matrix(outputs, inputs, outputs))
+    x = inputs_of(5, inputs, inputs)
+    expected = np.stack([slow_product(kind, blocks, row) for row in x])
+    assert np.array_equal(Layer(kind, blocks)(x), expected)
+    weight = blocks.weight.numpy().astype(np.float64)
+    exact = x.astype(np.float64) @ weight.T
+    length = np.linalg.norm(x, axis=1, keepdims=True) * np.linalg.norm(weight, axis=1)
+    assert (np.abs(expected - exact) <= 0.02 * length + 1e-30).all()
+
+
+@pytest.mark.parametrize("kind", ROUND)
+def test_a_row_is_the_same_beside_any_number_of_others(kind):
+    """Every number of rows from 1 to 60: tiles are cut in every way, and no bit moves."""
+    layer = Layer(kind, ROUND[kind](matrix(48, 192, 1)))
+    x = inputs_of(60, 192, 2)
+    whole = layer(x)
+    for rows in range(1, 61):
+        assert np.array_equal(layer(x[:rows]), whole[:rows])
+        assert np.array_equal(layer(x[-rows:]), whole[-rows:])
+
+
+@pytest.mark.parametrize("kind", ROUND)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_stays_visible(kind, bad):
+    """A row that has gone wrong does not come out as a plausible one, and harms nobody else."""
+    layer = Layer(kind, ROUND[kind](matrix(40, 128, 3)))
+    x = inputs_of(4, 128, 4)
+    expected = layer(x)
+    x[2, 77] = bad
+    found = layer(x)
+    assert not np.isfinite(found[2]).any()
+    assert np.array_equal(found[[0, 1, 3]], expected[[0, 1, 3]])
+
+
+# ---- A whole model ----
+
+
+@pytest.fixture(scope="module", params=[four_bit, eight_bit], ids=["4-bit", "8-bit"])
+def path(request, tmp_path_factory):
+    return quantise_model(tiny_model_dir(tmp_path_factory.mktemp("blocks"), layers=3), request.param)
+
+
+def load(path, **settings):
+    return load_runner(ModelConfig(name=str(path), **settings), kv_slots=4, max_context=300)
+
+
+def ids(count, seed=0):
+    return torch.randint(3, 512, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def whole(runner, tokens):
+    slot = runner.kv.acquire()
+    logits = runner.forward([Segment(slot, 0, tokens, len(tokens))])
+    runner.kv.release(slot)
+    return logits
+
+
+def test_info_names_the_precision(path):
+    """Whoever compares replicas or reads a report sees which arithmetic it was."""
+    info = load(path, dtype="w4a8").info
+    assert (info.dtype, info.runner, info.numerics) == ("w4a8", "lean", "deterministic")
+    assert "w4a8 as set" in info.runner_reason
+    assert "inputs of linear layers in 8-bit blocks" in info.runner_reason
+    assert load(path, dtype="float32").info.dtype == "float32"
+
+
+def test_it_stays_near_float32(path):
+    """As near as rounding the inputs allows, and with the same best token nearly everywhere."""
+    tokens = ids(250)
+    found, exact = (whole(load(path, dtype=dtype), tokens) for dtype in ("w4a8", "float32"))
+    assert (found - exact).abs().mean() < 0.03 * exact.std()
+    assert (found.argmax(1) == exact.argmax(1)).float().mean() > 0.95
+    assert not torch.equal(found, exact)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_sequence_has_the_same_bits_in_any_chunks_and_company(path, threads):
+    """Whole, cut into pieces of 1 to 40 rows, and beside other sequences that come and go."""
+    before = torch.get_num_threads()
+    try:
+        tokens = ids(160, 1)
+        expected = whole(load(path, dtype="w4a8", threads=1), tokens)
+        runner = load(path, dtype="w4a8", threads=threads)
+        slot, *others = (runner.kv.acquire() for _ in range(4))
+        parts, at = [], 0
+        for index, rows in enumerate((1, 2, 5, 9, 13, 40, 1, 24, 25, 40)):
+            beside = [
+                Segment(other, 0, ids(1 + (7 * index + other) % 12, index), 1)
+                for other in others[: index % 4]
+            ]
+            for other in others:
+                runner.kv.truncate(other, 0)
+            segment = Segment(slot, at, tokens[at : at + rows], rows)
+            parts.append(runner.forward([*beside, segment])[len(beside) :])
+            at += rows
+        assert at == len(tokens)
+        assert torch.equal(torch.cat(parts), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_weights_without_blocks_are_refused(tmp_path):
+    """Rounding the weights as well is not what was asked for."""
+    path = tiny_model_dir(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.dtype = 'w4a8'.*not all in blocks of 4 or 8 bits"):
+        load(path, dtype="w4a8")
+    assert load(path).info.dtype != "w4a8"
+
+
+def test_other_runners_and_machines_do_not_have_it(path, monkeypatch):
+    """Said in words, not computed in another precision."""
+    with pytest.raises(ConfigError, match="only the lean runner has it"):
+        load(path, dtype="w4a8", runner="reference")
+    monkeypatch.setenv("PACELINE_NO_COMPILER", "1")
+    with pytest.raises(ConfigError, match="PACELINE_NO_COMPILER is set"):
+        load(path, dtype="w4a8")
