@@ -73,4 +73,11 @@ class Close:
     handle: int
 
 
-Event = Open | Extend | Close
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """The slower half of this sequence's drafter has dropped it: the quick half goes on without (see ``relay``)."""
+
+    handle: int
+
+
+Event = Open | Extend | Close | Alone

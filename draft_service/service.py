@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from draft_service.drafters import Drafter, build_drafters
+from draft_service.drafters import Drafter, TwoSpeed, build_drafters
 from draft_service.mirror import LinkMirrors
 from draft_service.stream import LinkStream
 from draft_service.worker import DraftWorker
@@ -55,12 +55,15 @@ class DraftService(DraftServiceServicer):
         self._telemetry = telemetry
         self._clock = clock
         # Two threads: a look-up of microseconds must not wait behind a forward of tens of milliseconds.
-        self._workers = [
-            DraftWorker(name, drafters_of, clock=clock)
-            for name, slow in (("quick", False), ("slow", True))
-            if (drafters_of := {n: d for n, d in drafters.items() if d.slow is slow})
-        ]
-        self._worker_of = {name: worker for worker in self._workers for name in worker.drafter_names}
+        slow, quick = _by_speed(drafters)
+        slow_worker = DraftWorker("slow", slow, clock=clock) if slow else None
+        relayed = slow_worker.post if slow_worker is not None else None
+        quick_worker = DraftWorker("quick", quick, slower=relayed, clock=clock) if quick else None
+        self._workers = [worker for worker in (quick_worker, slow_worker) if worker is not None]
+        # A drafter of two speeds is on both, and is asked on the quick one.
+        self._worker_of = {
+            name: worker for worker in reversed(self._workers) for name in worker.drafter_names
+        }
         self._handles = itertools.count(1)
         self._streams: set[LinkStream] = set()
 
@@ -143,6 +146,16 @@ class DraftService(DraftServiceServicer):
             for name, drafter in self._drafters.items()
         ]
         return pb.LinkWelcome(draft_id=self.draft_id, drafters=offers)
+
+
+def _by_speed(drafters: Mapping[str, Drafter]) -> tuple[dict[str, Drafter], dict[str, Drafter]]:
+    """The slow ones, slower halves among them, and the quick ones."""
+    slow = {name: drafter for name, drafter in drafters.items() if drafter.slow}
+    quick = {name: drafter for name, drafter in drafters.items() if not drafter.slow}
+    for name, drafter in quick.items():
+        if isinstance(drafter, TwoSpeed) and drafter.slower is not None:
+            slow[name] = drafter.slower
+    return slow, quick
 
 
 async def create_server(config: PacelineConfig) -> TierServer:

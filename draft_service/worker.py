@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from draft_service.drafters.base import Drafter, DraftRequest, tidy
-from draft_service.news import Answer, Close, Deliver, Drafted, Event, Extend, Open, Question, Refused
+from draft_service.drafters.base import PASS, Drafter, DraftRequest, Outcome, tidy
+from draft_service.news import Alone, Answer, Close, Deliver, Drafted, Event, Extend, Open, Question, Refused
 from draft_service.refusal import RefusalReason
+from draft_service.relay import Post, Relay
 from paceline.errors import CapacityError
 
 log = logging.getLogger(__name__)
@@ -59,9 +60,16 @@ class DraftWorker:
     """See the module. ``post``, ``start``, ``stop`` belong to the event loop; all the rest to the thread."""
 
     def __init__(
-        self, name: str, drafters: Mapping[str, Drafter], *, clock: Callable[[], float] = time.monotonic
+        self,
+        name: str,
+        drafters: Mapping[str, Drafter],
+        *,
+        slower: Post | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``slower`` takes news for the thread on which the slower halves of these drafters work."""
         self.name = name
+        self._relay = Relay(slower, self.post) if slower is not None else None
         self._drafters = dict(drafters)
         self._clock = clock
         self._wake = threading.Condition()
@@ -177,6 +185,8 @@ class DraftWorker:
                     self._ask(handle, sequence, question)
                 case Close(handle):
                     self._forget(handle)
+                case Alone(handle):
+                    self._go_on_alone(handle)
         batch.send()
 
     def _open(self, opening: Open, batch: _Batch) -> None:
@@ -195,6 +205,14 @@ class DraftWorker:
         self._sequences[handle] = sequence = _Sequence(opening, opening.token_ids)
         self._ask(handle, sequence, opening.question)
 
+    def _go_on_alone(self, handle: int) -> None:
+        """Without its slower half the drafter is asked again what it had passed on."""
+        assert self._relay is not None
+        self._relay.refused(handle)
+        sequence = self._sequences.get(handle)
+        if sequence is not None and sequence.question is not None:
+            self._asking[handle] = None
+
     def _ask(self, handle: int, sequence: _Sequence, question: Question | None) -> None:
         sequence.ask(question)
         if question is None:
@@ -207,6 +225,8 @@ class DraftWorker:
         sequence = self._sequences.pop(handle, None)
         if sequence is None:
             return
+        if self._relay is not None:
+            self._relay.close(handle)
         self._untidy[sequence.opening.drafter] = None
         try:
             self._drafters[sequence.opening.drafter].close(handle)
@@ -250,7 +270,8 @@ class DraftWorker:
                     opening.sampling,
                     k,
                     opening.vocab_size,
-                    opening.scope,
+                    scope=opening.scope,
+                    alone=self._relay is None or self._relay.is_alone(handle),
                 )
             )
         return requests
@@ -258,7 +279,7 @@ class DraftWorker:
     def _settle(
         self,
         request: DraftRequest,
-        outcome: "list[int] | Exception | None",
+        outcome: "Outcome | Exception",
         started: float,
         draft_s: float,
         batch: _Batch,
@@ -271,6 +292,11 @@ class DraftWorker:
         sequence.draft_s += draft_s
         if outcome is None:
             return
+        if outcome is PASS:
+            assert self._relay is not None, "checked with the outcome"
+            self._asking.pop(handle, None)
+            self._relay.ask(sequence.opening, sequence.token_ids, question)
+            return
         if isinstance(outcome, Exception):
             self._forget(handle)
             batch.add(deliver, Refused(handle, RefusalReason.INTERNAL, _words(outcome)))
@@ -279,10 +305,12 @@ class DraftWorker:
             handle, len(request.token_ids), outcome, question, sequence.started, sequence.draft_s
         )
         self._ask(handle, sequence, None)
+        if self._relay is not None:
+            self._relay.answered(handle, sequence.token_ids)
         batch.add(deliver, answer)
 
 
-def _proposed(drafter: Drafter, requests: Sequence[DraftRequest]) -> "list[list[int] | Exception | None]":
+def _proposed(drafter: Drafter, requests: Sequence[DraftRequest]) -> "list[Outcome | Exception]":
     """One outcome a request; a batch that fails is retried one by one, so that one sequence costs only itself."""
     try:
         outcomes = list(drafter.propose(requests))
@@ -296,8 +324,12 @@ def _proposed(drafter: Drafter, requests: Sequence[DraftRequest]) -> "list[list[
         return [error]
 
 
-def _check(request: DraftRequest, outcome: list[int] | None) -> None:
+def _check(request: DraftRequest, outcome: Outcome) -> None:
     if outcome is None:
+        return
+    if outcome is PASS:
+        if request.alone:
+            raise ValueError("passed on a question that is for this drafter alone")
         return
     if len(outcome) > request.k:
         raise ValueError(f"{len(outcome)} guesses where at most {request.k} were asked for")

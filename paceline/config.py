@@ -44,9 +44,9 @@ class ModelConfig(Section):
 class DrafterConfig(Section):
     """One drafter of a draft replica."""
 
-    kind: Literal["ngram", "suffix", "model", "random", "simulated"]
+    kind: Literal["ngram", "suffix", "model", "cascade", "random", "simulated"]
     """``ngram``: prompt lookup. ``suffix``: look-up in the request and in earlier outputs. ``model``: a causal model with
-    the same tokenizer. ``random``: for tests. ``simulated``: see ``simulation``."""
+    the same tokenizer. ``cascade``: each round the most promising one of several drafters. ``random``: for tests. ``simulated``: see ``simulation``."""
     min_match: Annotated[int, Field(ge=1)] = 2
     """ngram: shortest suffix that counts as a match, in tokens."""
     max_match: Annotated[int, Field(ge=1)] = 8
@@ -58,6 +58,8 @@ class DrafterConfig(Section):
     output, but timing could tell)."""
     min_probability: Annotated[float, Field(ge=0, le=1)] = 0.2
     """suffix: a guess ends where the probability of all of it falls below this."""
+    members: tuple[str, ...] = ()
+    """cascade: names of other entries of ``draft.drafters``."""
     model: ModelConfig | None = None
     """model: what to load."""
     layers: Annotated[int, Field(ge=0)] = 0

@@ -3,9 +3,10 @@
 ``build_drafters`` makes those that the settings name. Only kinds that need torch import it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from draft_service.drafters.base import Drafter, DraftRequest
+from draft_service.drafters.base import PASS, Drafter, DraftRequest, Outcome, TwoSpeed
+from draft_service.drafters.cascade import Cascade
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafters.random import RandomDrafter
 from draft_service.drafters.suffix import SuffixDrafter
@@ -14,7 +15,16 @@ from paceline.errors import ConfigError
 from paceline.simulation import MODEL_NAME
 from paceline.tokenizer import Tokenizer
 
-__all__ = ["CONSTRUCTORS", "DraftRequest", "Drafter", "build_drafters"]
+__all__ = [
+    "CONSTRUCTORS",
+    "PASS",
+    "DraftRequest",
+    "Drafter",
+    "Outcome",
+    "SuffixDrafter",
+    "TwoSpeed",
+    "build_drafters",
+]
 
 
 def _ngram(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: Tokenizer) -> Drafter:
@@ -80,7 +90,26 @@ def build_drafters(config: PacelineConfig, tokenizer: Tokenizer) -> dict[str, Dr
     """
     if not config.draft.drafters:
         raise ConfigError("draft.drafters is empty: name at least one drafter, for example ngram")
-    return {
+    entries = config.draft.drafters
+    drafters = {
         name: CONSTRUCTORS[entry.kind](name, entry, config, tokenizer)
-        for name, entry in config.draft.drafters.items()
+        for name, entry in entries.items()
+        if entry.kind != "cascade"
     }
+    cascades = {
+        name: Cascade(name, _members(name, entry, drafters))
+        for name, entry in entries.items()
+        if entry.kind == "cascade"
+    }
+    return {name: (drafters | cascades)[name] for name in entries}
+
+
+def _members(name: str, entry: DrafterConfig, drafters: Mapping[str, Drafter]) -> list[Drafter]:
+    """The drafters that a cascade names: the very same that serve under their own names."""
+    unknown = [member for member in entry.members if member not in drafters]
+    if unknown:
+        raise ConfigError(
+            f"draft.drafters.{name}.members: {unknown} are no drafters of draft.drafters, or cascades themselves; "
+            f"there are: {sorted(drafters)}"
+        )
+    return [drafters[member] for member in dict.fromkeys(entry.members)]

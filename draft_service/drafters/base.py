@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from enum import Enum
+from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from paceline.types import SamplingParams
 
@@ -14,7 +15,8 @@ class DraftRequest:
     ``token_ids`` is prompt and output as the verifier confirmed them, ``prompt_len`` of them are prompt; at least one
     token. Within the life of a ``handle`` it only grows. The guesses are for the absolute positions from
     ``len(token_ids)`` on, at most ``k`` (>= 1) of them, each below ``vocab_size``. ``scope`` stands for the tenant: what
-    is remembered of a text may serve texts of the same scope only, and none where it is empty.
+    is remembered of a text may serve texts of the same scope only, and none where it is empty. ``alone``: there is no
+    slower half to pass the question on to.
     """
 
     handle: int
@@ -24,6 +26,16 @@ class DraftRequest:
     k: int
     vocab_size: int
     scope: str = ""
+    alone: bool = True
+
+
+class _Pass(Enum):
+    ON = "on"
+
+
+PASS: Final = _Pass.ON
+"""An outcome: the slower half shall answer (see ``TwoSpeed``)."""
+Outcome: TypeAlias = list[int] | Literal[_Pass.ON] | None
 
 
 class Drafter(Protocol):
@@ -52,7 +64,7 @@ class Drafter(Protocol):
     def open(self, handle: int) -> None:
         """Make room for a sequence. Raises CapacityError where there is none."""
 
-    def propose(self, batch: Sequence[DraftRequest]) -> Sequence[list[int] | None]:
+    def propose(self, batch: Sequence[DraftRequest]) -> Sequence[Outcome]:
         """Guesses for each request, empty where it has none.
 
         None: it has got on with reading the sequence but is not through; it is asked again at once. May raise: the
@@ -61,6 +73,35 @@ class Drafter(Protocol):
 
     def close(self, handle: int) -> None:
         """Free what ``open`` took. Never raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """Guesses, and for each of them the probability that it and all before it are right."""
+
+    token_ids: list[int]
+    probabilities: list[float]
+
+
+@runtime_checkable
+class Weighing(Drafter, Protocol):
+    """A drafter that knows how likely its guesses are."""
+
+    def weigh(self, batch: Sequence[DraftRequest]) -> Sequence[Weighed]:
+        """What ``propose`` would say, with probabilities. Asked instead of it."""
+
+
+@runtime_checkable
+class TwoSpeed(Protocol):
+    """A quick drafter with a slower half that works on the slow drafters' thread.
+
+    ``propose`` may answer PASS: the question, with all that was committed meanwhile, goes over to ``slower``, which
+    answers in its stead. Quick answers never wait for it. The two share nothing but what each may read at any time.
+    """
+
+    @property
+    def slower(self) -> Drafter | None:
+        """The slower half; None: there is none, and nothing is passed on."""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draft_service.drafters.base import DraftRequest
+from draft_service.drafters.base import DraftRequest, Weighed
 from draft_service.drafters.history import (
     BLOCK,
     NOTHING,
@@ -171,7 +171,11 @@ class SuffixDrafter:
 
     def propose(self, batch: Sequence[DraftRequest]) -> list[list[int] | None]:
         """Read what is new, learn from it, look up the suffix."""
-        return [self._guesses(request) for request in batch]
+        return [weighed.token_ids for weighed in self.weigh(batch)]
+
+    def weigh(self, batch: Sequence[DraftRequest]) -> list[Weighed]:
+        """The same with the probability of each guess."""
+        return [self._weighed(request) for request in batch]
 
     def close(self, handle: int) -> None:
         """Hand the text to the pool."""
@@ -186,7 +190,7 @@ class SuffixDrafter:
         """Put a slice of finished texts into the pool; whether there are more."""
         return self._pool is not None and self._pool.settle()
 
-    def _guesses(self, request: DraftRequest) -> list[int]:
+    def _weighed(self, request: DraftRequest) -> Weighed:
         sequence = self._sequences[request.handle]
         new = request.token_ids[len(sequence.token_ids) :]
         self._learn(sequence, new)
@@ -196,17 +200,13 @@ class SuffixDrafter:
         if self._pool is not None and sequence.scope:
             paths.append(self._path(1, self._pool.after(sequence.scope, context, request.k)))
         sequence.paths = tuple(paths)
-        return max((self._cut(path) for path in paths), key=lambda cut: cut[1])[0]
+        return max((self._cut(path) for path in paths), key=lambda cut: sum(cut.probabilities))
 
-    def _cut(self, path: Path) -> tuple[list[int], float]:
-        kept = 0
-        expected = 0.0
-        for probability in path.probabilities:
-            if probability < self._min_probability:
-                break
-            expected += probability
-            kept += 1
-        return path.continuation.token_ids[:kept], expected
+    def _cut(self, path: Path) -> Weighed:
+        likely = [
+            p for p in path.probabilities if p >= self._min_probability
+        ]  # they only fall along the path
+        return Weighed(path.continuation.token_ids[: len(likely)], likely)
 
     def _path(self, source: int, continuation: Continuation) -> Path:
         probability = 1.0
