@@ -11,7 +11,7 @@ from paceline.client import Chunk, Client, Finished, Started, generate_request
 from paceline.errors import EngineError
 from paceline.types import Mode
 
-FORCED_DRAFTER, FORCED_K = "ngram", 4
+FORCED_DRAFTER, FORCED_K = "cascade", 4
 """Where the router decides for plain decoding, speculation is shown beside it with these."""
 
 

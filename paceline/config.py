@@ -120,14 +120,20 @@ class DraftConfig(Section):
     """Longest sequence that a drafter with memory mirrors."""
     stall_s: Annotated[float, Field(gt=0)] = 30.0
     """Health turns NOT_SERVING when a drafter has been at one batch for so long."""
-    drafters: dict[str, DrafterConfig] = Field(default_factory=lambda: {"ngram": DrafterConfig(kind="ngram")})
+    drafters: dict[str, DrafterConfig] = Field(
+        default_factory=lambda: {
+            "cascade": DrafterConfig(kind="cascade", members=("suffix",)),
+            "suffix": DrafterConfig(kind="suffix"),
+            "ngram": DrafterConfig(kind="ngram"),
+        }
+    )
 
 
 class PlanRule(Section):
     """What the policy table says for one type of task."""
 
     mode: Literal["plain", "speculative"]
-    drafter: str = "ngram"
+    drafter: str = "cascade"
     k: Annotated[int, Field(ge=1, le=64)] = 4
     reason: str = ""
     """Shown to people."""

@@ -16,6 +16,8 @@ DEFAULT = "default"
 MIN_SPECULATIVE_TOKENS = 20
 """Below so many output tokens the start of speculation does not pay itself back."""
 DEFAULT_K = 4
+STAND_INS = ("cascade", "suffix", "ngram")
+"""Which drafter the built-in table takes: the first of these that is there."""
 
 
 def _plain(reason: str) -> PlanRule:
@@ -82,10 +84,13 @@ class PlanTable:
             return Plan.plain(
                 f"at most {max_tokens} output tokens: under {MIN_SPECULATIVE_TOKENS} speculation does not pay"
             )
-        if not drafters.get(rule.drafter):
-            state = "not available now" if rule.drafter in drafters else "not known to the verify tier"
-            return Plan.plain(f"drafter {rule.drafter!r} is {state}; with it: {reason}")
-        return Plan.speculative(rule.drafter, rule.k, reason)
+        drafter = rule.drafter
+        if rule in _TABLE.values():
+            drafter = next((name for name in STAND_INS if drafters.get(name)), drafter)
+        if not drafters.get(drafter):
+            state = "not available now" if drafter in drafters else "not known to the verify tier"
+            return Plan.plain(f"drafter {drafter!r} is {state}; with it: {reason}")
+        return Plan.speculative(drafter, rule.k, reason)
 
     def _as_wished(self, rule: PlanRule, wish: DecodingWish, drafters: Mapping[str, bool]) -> Plan:
         drafter = wish.drafter or _best_drafter(rule.drafter, drafters)
@@ -102,6 +107,8 @@ class PlanTable:
 
 
 def _best_drafter(preferred: str, drafters: Mapping[str, bool]) -> str | None:
-    """The preferred one if it is there, else any that is there, else any that is known."""
-    ranked = sorted(drafters, key=lambda name: (not drafters[name], name != preferred, name))
+    """The preferred one if it is there, else a stand-in, else any that is there, else any that is known."""
+    ranked = sorted(
+        drafters, key=lambda name: (not drafters[name], name != preferred, name not in STAND_INS, name)
+    )
     return ranked[0] if ranked else None

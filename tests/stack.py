@@ -56,7 +56,7 @@ class Stack:
 
 
 def stack_config(target: Path, draft_model: Path, overrides: Sequence[str] = ()) -> PacelineConfig:
-    """Settings for tiny models: drafters ngram, model (the draft model), self (the target itself) and random."""
+    """Settings for tiny models: drafters ngram, suffix, model (the draft model), self (the target itself), random, and a cascade of suffix and model."""
     return load_config(
         None,
         [
@@ -70,6 +70,8 @@ def stack_config(target: Path, draft_model: Path, overrides: Sequence[str] = ())
             f"draft.drafters.model={{kind='model', model={{name='{draft_model}', dtype='float32'}}}}",
             f"draft.drafters.self={{kind='model', model={{name='{target}', dtype='float32'}}}}",
             "draft.drafters.random={kind='random'}",
+            "draft.drafters.suffix={kind='suffix', pool_mb=1}",
+            "draft.drafters.cascade={kind='cascade', members=['suffix', 'model']}",
             *overrides,
         ],
     )

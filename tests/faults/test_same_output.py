@@ -38,7 +38,7 @@ async def test_the_target_as_its_own_drafter_is_always_right(stack: Stack, sampl
     assert stats.num_rounds == 8  # the prefill's token, then 8 x 5
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "model", "random", "self"])
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "model", "cascade", "random", "self"])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
 async def test_no_block_length_changes_the_output(stack: Stack, drafter: str, sampling: dict) -> None:
     """k in {1, 2, 4, 8, 16}: the same tokens."""
@@ -69,7 +69,11 @@ async def test_company_in_the_batch_changes_nothing(stack: Stack, sampling: dict
             max_tokens=40,
             temperature=1.0,
             seed=i,
-            **({"drafter": ("random", "ngram", "model")[i % 3], "k": i % 7 + 1} if i % 4 else {}),
+            **(
+                {"drafter": ("random", "ngram", "model", "suffix", "cascade")[i % 5], "k": i % 7 + 1}
+                if i % 4
+                else {}
+            ),
         )
         for i in range(15)
     ]

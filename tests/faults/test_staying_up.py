@@ -13,7 +13,7 @@ from paceline.types import Mode
 from paceline.v1 import verify_pb2, verify_pb2_grpc
 
 PROMPT = "The riders take turns at the front of the line"
-DRAFTERS = ["ngram", "model", "random"]
+DRAFTERS = ["ngram", "model", "cascade", "random"]
 
 
 async def verify_state(stack: Stack) -> verify_pb2.GetModelInfoResponse:
@@ -29,7 +29,7 @@ async def test_32_streams_20_cancelled_leave_nothing_behind(pair: tuple[Path, Pa
     async with running_stack(stack_config(*pair)) as stack:
 
         def request(i: int) -> dict:
-            extra = {"drafter": DRAFTERS[i % 3], "k": 1 + i % 6} if i % 4 else {}
+            extra = {"drafter": DRAFTERS[i // 4 % len(DRAFTERS)], "k": 1 + i % 6} if i % 4 else {}
             return {"text": f"{i} {PROMPT}", "max_tokens": 150, "temperature": 0.9, "seed": i, **extra}
 
         async def cut(i: int) -> None:
@@ -55,7 +55,7 @@ async def test_32_streams_20_cancelled_leave_nothing_behind(pair: tuple[Path, Pa
         assert (await stack.client.server_info()).running == 0
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "model"])
+@pytest.mark.parametrize("drafter", ["ngram", "model", "cascade"])
 async def test_the_draft_tier_stops_in_mid_stream_and_comes_back(
     pair: tuple[Path, Path], drafter: str
 ) -> None:

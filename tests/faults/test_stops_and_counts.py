@@ -12,7 +12,7 @@ from paceline.types import FinishReason, ProposalOutcome
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROMPT = "The riders take turns at the front of the line"
-DRAFTERS = ["ngram", "model", "random", "self"]
+DRAFTERS = ["ngram", "suffix", "model", "cascade", "random", "self"]
 
 
 async def summary(stack: Stack, answer: Answer) -> RequestSummary:
@@ -168,7 +168,7 @@ async def test_32_streams_with_mixed_plans(stack: Stack) -> None:
     """Each equals what it is alone."""
 
     def request(i: int) -> dict:
-        extra = {"drafter": DRAFTERS[i % 4], "k": 1 + i % 6} if i % 3 else {}
+        extra = {"drafter": DRAFTERS[i % len(DRAFTERS)], "k": 1 + i % 6} if i % 5 else {}
         return {"text": f"{i} {PROMPT}", "max_tokens": 24, "temperature": 0.9, "seed": i, **extra}
 
     together = await asyncio.gather(*(stack.generate(**request(i)) for i in range(32)))

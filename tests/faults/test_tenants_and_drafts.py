@@ -13,7 +13,7 @@ def pair(tmp_path_factory):
 
 async def test_a_tenant_profits_from_its_own_outputs_only(pair):
     """The same request again is guessed nearly whole for its own tenant, and like the first time for another one."""
-    config = stack_config(*pair, ["draft.drafters.suffix={kind='suffix', pool_mb=1}"])
+    config = stack_config(*pair)
     async with running_stack(config) as stack:
 
         async def accepted(tenant):

@@ -5,7 +5,7 @@ import pytest
 from paceline.config import PlanRule
 from paceline.errors import ConfigError
 from paceline.types import Law, Mode
-from router.plan import DecodingWish, PlanTable
+from router.plan import STAND_INS, DecodingWish, PlanTable
 from router.task_type import TASK_TYPES, UNSURE
 
 HERE = {"ngram": True}
@@ -73,8 +73,19 @@ def test_short_outputs_and_missing_drafters_make_the_table_plain() -> None:
     table = PlanTable({})
     assert "19 output tokens" in table.decide("code", NO_WISH, 19, HERE).reason
     assert table.decide("code", NO_WISH, 20, HERE).mode is Mode.SPECULATIVE
-    assert "'ngram' is not available now" in table.decide("code", NO_WISH, 99, {"ngram": False}).reason
+    assert "'cascade' is not available now" in table.decide("code", NO_WISH, 99, {"cascade": False}).reason
     assert "not known to the verify tier" in table.decide("code", NO_WISH, 99, {}).reason
+
+
+def test_the_table_takes_the_best_drafter_that_is_there() -> None:
+    """The cascade, else the suffix drafter, else prompt lookup: a draft tier need not offer all of them."""
+    table, names = PlanTable({}), list(STAND_INS)
+    while names:
+        offered = dict.fromkeys(names, True) | {"a": True}
+        assert table.decide("code", NO_WISH, 99, offered).drafter == names.pop(0)
+    rule = PlanRule(mode="speculative", drafter="mine")
+    own = PlanTable({"code": rule}).decide("code", NO_WISH, 99, {"cascade": True})
+    assert own.mode is Mode.PLAIN, "a rule of the operator is not reinterpreted"
 
 
 def test_the_operators_rules_stand_above_the_table() -> None:
