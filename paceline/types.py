@@ -17,9 +17,24 @@ class Mode(Enum):
 
 
 class Law(Enum):
-    """How proposals are accepted (DESIGN section 4)."""
+    """How proposals are accepted (docs/laws.md)."""
 
-    COUPLED = "coupled"
+    COUPLED = (
+        "coupled"  # the target's own draw, whatever the draft is: the output does not depend on the drafter
+    )
+    RATIO = "ratio"  # sampled, token by token: only the distribution does not depend on it
+    BLOCK = "block"  # sampled, the whole block jointly
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDistribution:
+    """What one draft token was drawn from, under the sampled laws: the drafter's likeliest tokens.
+
+    ``probs`` are float32 numbers, in the order of ``token_ids``; what counts is their share of their sum.
+    """
+
+    token_ids: tuple[int, ...]
+    probs: tuple[float, ...]
 
 
 class FinishReason(Enum):

@@ -1,9 +1,10 @@
 """Accept, and commit: the only place where tokens become output (I1).
 
-The law here is the coupled one (DESIGN section 4): the target has drawn its own token for every row, with the noise
-that is keyed by position; draft tokens are accepted while they equal it. The first unequal target token replaces the
-guess; when all are equal, the last row's token is the bonus. Every committed token is thus the target's own draw, and
-the output cannot depend on the drafter.
+Under the coupled law (DESIGN section 4) the target has drawn its own token for every row, with the noise that is keyed
+by position; draft tokens are accepted while they equal it. The first unequal target token replaces the guess; when
+all are equal, the last row's token is the bonus. Every committed token is thus the target's own draw, and the output
+cannot depend on the drafter. Under the sampled laws ``paceline.sampling.sampled`` decides how many draft tokens stay and
+draws the token behind them: then the output's distribution cannot depend on the drafter, its tokens do.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -28,18 +29,23 @@ class Verdict:
 def judge(
     draft: SequenceOf[int], target: SequenceOf[int], *, stop_ids: AbstractSet[int], room: int
 ) -> Verdict:
-    """The verdict on ``draft`` (K tokens), given the target's own tokens for the K + 1 positions.
-
-    ``room`` (>= 1) is how many tokens may still be committed. The cut comes after the first stop token, which is
-    itself committed, or after ``room`` tokens.
-    """
+    """The coupled law's verdict on ``draft`` (K tokens), given the target's own tokens for the K + 1 positions."""
     assert len(target) == len(draft) + 1, "one target token per draft token, and one more"
     agreed = 0
     while agreed < len(draft) and draft[agreed] == target[agreed]:
         agreed += 1
+    return settle(target[: agreed + 1], agreed, stop_ids=stop_ids, room=room)
+
+
+def settle(tokens: SequenceOf[int], agreed: int, *, stop_ids: AbstractSet[int], room: int) -> Verdict:
+    """The verdict of a round that gives ``tokens``, ``agreed`` of them from the draft and the target's own behind them.
+
+    ``room`` (>= 1) is how many tokens may still be committed. The cut comes after the first stop token, which is
+    itself committed, or after ``room`` tokens.
+    """
     kept: list[int] = []
     finish: FinishReason | None = None
-    for token in target[: agreed + 1]:
+    for token in tokens:
         kept.append(token)
         if token in stop_ids:
             finish = FinishReason.STOP

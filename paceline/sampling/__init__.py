@@ -1,12 +1,26 @@
 """From logits to tokens: pure functions of (logits, parameters, seed, position), used alike by verify and by draft.
 
 ``choose`` draws by the coupled law of DESIGN section 4, ``processed_logprobs`` gives the distribution it draws from,
-``gumbel`` the noise. The meaning and order of the parameters stand in ``processors``. Nothing here keeps state or touches a
+``gumbel`` the noise. ``sample_draft`` and ``decide`` are the two ends of the sampled laws (``ratio``, ``block``). The meaning and order of the parameters stand in ``processors``. Nothing here keeps state or touches a
 generator.
 """
 
+from paceline.sampling.acceptance import DraftToken, draft_tokens
 from paceline.sampling.coupled import choose, top2_gap
 from paceline.sampling.noise import Domain, gumbel
 from paceline.sampling.processors import BadLogitsError, TokenRow, processed_logprobs
+from paceline.sampling.sampled import decide, sample_draft
 
-__all__ = ["BadLogitsError", "Domain", "TokenRow", "choose", "gumbel", "processed_logprobs", "top2_gap"]
+__all__ = [
+    "BadLogitsError",
+    "Domain",
+    "DraftToken",
+    "TokenRow",
+    "choose",
+    "decide",
+    "draft_tokens",
+    "gumbel",
+    "processed_logprobs",
+    "sample_draft",
+    "top2_gap",
+]

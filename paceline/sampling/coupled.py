@@ -29,18 +29,18 @@ _SLACK = 1.001
 _FEW = 64
 
 
-def choose(logits: torch.Tensor, rows: Sequence[TokenRow]) -> list[int]:
+def choose(logits: torch.Tensor, rows: Sequence[TokenRow], domain: Domain = Domain.COUPLED) -> list[int]:
     """The coupled law's token for each row; at temperature 0 the largest processed logit, the lowest id among equals.
 
     ``logits`` [R, V] float32, one row for each of ``rows``. Raises BadLogitsError (an EngineError) naming the rows
-    whose logits hold NaN or +inf, or nothing above -inf.
+    whose logits hold NaN or +inf, or nothing above -inf. ``domain``: whose noise the draw takes.
     """
     if not rows:
         return []
     processed = [penalise(logits[index], row) for index, row in enumerate(rows)]
     best, top = largest_logits(processed)
     return [
-        best[index] if row.params.greedy else _draw(processed[index], top[index], row)
+        best[index] if row.params.greedy else _draw(processed[index], top[index], row, domain)
         for index, row in enumerate(rows)
     ]
 
@@ -51,9 +51,9 @@ def top2_gap(logits: torch.Tensor) -> torch.Tensor:
     return two[:, 0] - two[:, 1]
 
 
-def _draw(logits: torch.Tensor, top: float, row: TokenRow) -> int:
+def _draw(logits: torch.Tensor, top: float, row: TokenRow, domain: Domain) -> int:
     params = row.params
-    key = row_key(params.seed, row.position, Domain.COUPLED)
+    key = row_key(params.seed, row.position, domain)
     kept = kept_ids(logits, top, params)
     if kept is None:
         token_ids = (

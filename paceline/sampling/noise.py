@@ -36,6 +36,11 @@ class Domain(IntEnum):
     """What a draw is for. Different domains share no noise under one seed."""
 
     COUPLED = 1  # the coupled law: target and drafter alike
+    # The sampled laws. Draft and acceptance are keyed by the round too (``round_key``), see ``block``.
+    DRAFT = 2  # the drafter's own draw
+    ACCEPT = 3  # whether a draft token stays
+    REPLACE = 4  # the token in place of one that does not
+    BONUS = 5  # the token behind a block that stayed, or without a block
 
 
 def mix64(word: int) -> int:
@@ -51,6 +56,11 @@ def row_key(seed: int, position: int, domain: int) -> int:
     for word in (seed, domain, position):
         key = mix64(((key ^ word) + _GOLDEN) & _MASK64)
     return key
+
+
+def round_key(seed: int, base_len: int, position: int, domain: int) -> int:
+    """The key of one row of noise that belongs to the round which builds on ``base_len`` tokens, and to no other."""
+    return row_key(row_key(seed, base_len, domain), position, domain)
 
 
 def noise_bits(keys: torch.Tensor, token_ids: torch.Tensor | int) -> torch.Tensor:

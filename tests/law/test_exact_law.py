@@ -1,20 +1,18 @@
 """The exact law: what speculative decoding commits is distributed as the target, whatever the drafter does.
 
 All 125 continuations of three tokens over a vocabulary of five, enumerated exactly, against 2,000 decodings with
-different seeds (6,000 for rejection sampling). False-alarm odds per case, had the seeds been drawn anew: 2e-4 (see
-``tiny_law.Check``). Power: the biased variants are off by a total variation of about 0.08 to 0.16, noise included,
-and the weakest of them is found with p = 1e-12 among 4,000 decodings; unbiased ones show 0.045 from noise alone.
+different seeds. False-alarm odds per case, had the seeds been drawn anew: 2e-4 (see ``tiny_law.Check``). That the check
+has power is shown by the biased variants in ``test_sampled_laws``.
 """
 
 from dataclasses import replace
 
 import pytest
-from tiny_law import Check, Tokens, check, coupled, distribution, exact, model, near, ratio
+from tiny_law import Tokens, check, coupled, distribution, exact, model, near
 
 from paceline.types import SamplingParams
 
 NUM = 2_000
-NUM_RATIO = 6_000
 TARGET = model(1)
 UNRELATED = model(2)
 DRAFTERS = {
@@ -91,28 +89,3 @@ def test_under_the_coupled_law_a_block_may_be_cut_by_its_own_values():
         for seed in range(NUM)
     ]
     assert check(samples, exact(TARGET, SamplingParams())).exact
-
-
-def ratio_check(**variant) -> Check:
-    target_probs, drafter_probs = (distribution(of, SamplingParams()) for of in (TARGET, UNRELATED))
-    samples = [ratio(target_probs, drafter_probs, seed, k=2, **variant) for seed in range(NUM_RATIO)]
-    return check(samples, exact(TARGET, SamplingParams()))
-
-
-@pytest.mark.parametrize("top_m", [5, 2])
-def test_correct_rejection_sampling_passes_the_check(top_m):
-    """The check knows exactness, not the coupled law: rejection sampling with a truncated, renormalised q passes."""
-    result = ratio_check(top_m=top_m)
-    assert result.exact, result
-
-
-@pytest.mark.parametrize(
-    "variant",
-    [{"verify_own_value_above": 0.35}, {"share_replacement": True}, {"share_acceptance": True}],
-    ids=["own value decides", "replacement shares the noise", "acceptance shares the noise"],
-)
-def test_the_check_catches_biased_laws(variant):
-    """Negative controls: verifying by a token's own value, and a ratio test on shared noise, are found out."""
-    result = ratio_check(**variant)
-    assert not result.exact, result
-    assert result.pvalue < 1e-9, result

@@ -1,8 +1,7 @@
 """A vocabulary small enough to enumerate: exact distributions, speculative decoders, and the check that judges them.
 
 The decoder under test is made of the code that serves: ``paceline.sampling.choose`` for target and drafter, and
-``verify_service.verdict.judge``. The rejection-sampling decoders exist here only: a right one, to show that the check
-accepts another exact law, and the two biased ones that the check must catch.
+``verify_service.verdict.judge``. Those of the sampled laws stand in ``sampled_laws``.
 """
 
 import math
@@ -15,7 +14,6 @@ import torch
 from scipy import stats
 
 from paceline.sampling import TokenRow, choose, processed_logprobs
-from paceline.sampling.noise import exponential, row_key, token_bits
 from paceline.types import SamplingParams
 from verify_service.verdict import judge
 
@@ -149,77 +147,4 @@ def coupled(
         target_tokens = choose(torch.stack([target(p) for p in prefixes]), [row(params, p) for p in prefixes])
         verdict = judge(draft, target_tokens, stop_ids=frozenset(), room=LENGTH - len(output))
         output.extend(verdict.committed)
-    return tuple(output)
-
-
-# --- rejection sampling: the right one and two wrong ones ---------------------------------------------------------
-
-COUPLED, DRAFT, ACCEPT, REPLACE, BONUS = 1, 101, 102, 103, 104  # noise domains
-
-
-def draw(weights: Sequence[float], seed: int, position: int, domain: int) -> int:
-    """A draw in proportion to ``weights`` with the keyed noise of ``domain``."""
-    key = row_key(seed, position, domain)
-    return min(
-        (exponential(token_bits(key, token)) / weight, token)
-        for token, weight in enumerate(weights)
-        if weight > 0
-    )[1]
-
-
-def uniform(seed: int, position: int, domain: int, token: int = 0) -> float:
-    return (token_bits(row_key(seed, position, domain), token) + 0.5) * 2.0**-63
-
-
-def ratio(
-    target_probs: Callable[[Tokens], list[float]],
-    drafter_probs: Callable[[Tokens], list[float]],
-    seed: int,
-    *,
-    k: int,
-    top_m: int = VOCAB,
-    verify_own_value_above: float = 0.0,
-    share_replacement: bool = False,
-    share_acceptance: bool = False,
-) -> Tokens:
-    """Leviathan, Kalman, Matias 2023: accept with min(1, p/q), replace from (p - q)+; noise of its own.
-
-    Biased on purpose: ``verify_own_value_above`` drops a drawn token, instead of verifying it, if its own draft
-    probability is not above the threshold. ``share_replacement`` draws draft and replacement with the coupled noise,
-    ``share_acceptance`` takes the acceptance's uniform from the noise that drew the token.
-    """
-    draft_domain = COUPLED if share_replacement or share_acceptance else DRAFT
-    output: list[int] = []
-    while len(output) < LENGTH:
-        draft: list[int] = []
-        draft_probs: list[list[float]] = []
-        for _ in range(min(k, LENGTH - len(output) - 1)):
-            prefix = (*output, *draft)
-            masses = drafter_probs(prefix)
-            leading = sorted(range(VOCAB), key=lambda token: -masses[token])[:top_m]
-            total = math.fsum(masses[token] for token in leading)
-            masses = [masses[token] / total if token in leading else 0.0 for token in range(VOCAB)]
-            token = draw(masses, seed, len(prefix), draft_domain)
-            if masses[token] <= verify_own_value_above:
-                break
-            draft.append(token)
-            draft_probs.append(masses)
-        rejected = False
-        for token, q in zip(draft, draft_probs, strict=True):
-            position = len(output)
-            p = target_probs(tuple(output))
-            u = (
-                uniform(seed, position, COUPLED, token)
-                if share_acceptance
-                else uniform(seed, position, ACCEPT)
-            )
-            if u < p[token] / q[token]:
-                output.append(token)
-                continue
-            rest = [max(p[v] - q[v], 0.0) for v in range(VOCAB)]
-            output.append(draw(rest, seed, position, COUPLED if share_replacement else REPLACE))
-            rejected = True
-            break
-        if not rejected and len(output) < LENGTH:
-            output.append(draw(target_probs(tuple(output)), seed, len(output), BONUS))
     return tuple(output)
