@@ -81,8 +81,8 @@ class Running:
     done: int = 0
     k: int = 0
     wait: bool = False
-    probe_at: int | None = None
-    probe: tuple[int, int] | None = None
+    look_at: int = 0
+    look: tuple[int, int] | None = None
 
 
 @dataclass
@@ -166,17 +166,17 @@ def run(world: World, policy: str, static: int = 0) -> Outcome:
             outcome.rounds += 1
             outcome.drafted += drafted
             outcome.accepted += agreed
-            probe = None
-            if one.probe_at is not None and one.probe is not None:
-                length_, agreed_ = one.probe
-                if not length_ or one.done > one.probe_at + min(agreed_, length_ - 1):
-                    probe, one.probe_at, one.probe = one.probe, None, None
+            look = None
+            if one.look is not None:
+                guess, right = one.look
+                checked = min(guess, one.done - one.look_at)
+                look, one.look = (guess, checked, min(right, checked)), None
             finished = one.done >= one.stream.tokens
             facts.append(
                 RowFact(
                     key, "" if one.stream.plain else one.stream.drafter,
                     K_MAX, one.stream.tokens - one.done - 1, False,
-                    one.k if one.wait else 0, length, drafted, agreed, probe, None, finished,
+                    one.k if one.wait else 0, length, drafted, agreed, look, None, finished,
                 )
             )  # fmt: skip
             if finished:
@@ -198,9 +198,9 @@ def run(world: World, policy: str, static: int = 0) -> Outcome:
         for key, decision in decisions.items():
             one = running[key]
             one.k, one.wait = decision.k, decision.wait
-            if decision.k and not decision.wait and one.probe is None:
-                one.probe_at = one.done
-                one.probe = block_at(world, one.stream, one.done, decision.k)
+            if decision.k and not decision.wait:
+                one.look_at = one.done
+                one.look = block_at(world, one.stream, one.done, decision.k)
     return outcome
 
 
@@ -327,7 +327,7 @@ def worlds(scale: float) -> list[World]:
     def one_by_one(count: int, tokens: int) -> dict[str, Any]:
         return {"streams": tuple(Stream(i, 0.0, tokens) for i in range(int(count * scale))), "concurrency": 1}
 
-    found = [
+    return [
         World("one stream, a=.2", DEAR_ROWS, constant(0.2), one(2000), lookup_s),
         World("one stream, a=.5", DEAR_ROWS, constant(0.5), one(2000), lookup_s),
         World("one stream, a=.7, falling along the block", DEAR_ROWS, constant(0.7, 0.9), one(2000), lookup_s),
@@ -357,7 +357,6 @@ def worlds(scale: float) -> list[World]:
         World("load 1, 32, 1", DEAR_ROWS, by_stream((0.8, 0.7, 0.5, 0.9)), load_step(), lookup_s),
         World("load 1, 32, 1, cheap rows", CHEAP_ROWS, by_stream((0.8, 0.7, 0.5, 0.9)), load_step(), lookup_s),
     ]  # fmt: skip
-    return found
 
 
 def compare(world: World) -> dict[str, float | int]:

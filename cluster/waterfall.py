@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from paceline.client import RequestSummary
+from paceline.depth import why_so_deep
 from paceline.types import Mode, Plan, ProposalOutcome, RoundRecord, SpeculativeStats, Timings, Usage
 
 BLOCKS = "▒·░█"
@@ -26,6 +27,7 @@ OUTCOMES = {
     ProposalOutcome.EMPTY: ("empty", "the drafter had no guess"),
     ProposalOutcome.LATE: ("late", "no block came in time"),
     ProposalOutcome.UNAVAILABLE: ("absent", "no drafter could be asked"),
+    ProposalOutcome.CUT: ("cut", "a block was not worth verifying"),
     ProposalOutcome.NONE: ("plain", "no block was wanted"),
 }
 """What the column ``out`` says of a round, and what it means."""
@@ -48,6 +50,8 @@ def draw(
         yield from _wrap(f"{legend}    {per_column}", width)
         seen = [words for outcome, words in OUTCOMES.items() if any(r.outcome is outcome for r in rounds)]
         yield from _wrap("out: " + ", ".join(f"{word} = {meaning}" for word, meaning in seen), width)
+        if why := _depths(rounds, request.plan.k_max):
+            yield from _wrap(why, width)
         yield _HEAD.rstrip()
         at_s = 0.0
         for record in rounds:
@@ -107,6 +111,17 @@ def _left_out(rounds: Sequence[RoundRecord], num_elided: int, width: int) -> Ite
         yield from _wrap(
             f"  ... {counted(num_elided, 'more round')}, of which the router kept the sums only", width
         )
+
+
+def _depths(rounds: Sequence[RoundRecord], k_max: int) -> str:
+    """Why so many tokens were drafted: each reason with how often it was, and the last round's figures."""
+    last = {record.depth_reason: record for record in rounds}
+    said = [
+        f"{sum(record.depth_reason is reason for record in rounds)} x {words}"
+        for reason, record in last.items()
+        if (words := why_so_deep(record, k_max))
+    ]
+    return "why so deep: " + " | ".join(said) if said else ""
 
 
 def counted(number: int, noun: str) -> str:

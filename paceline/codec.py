@@ -15,6 +15,7 @@ _OUTCOME = {
     types.ProposalOutcome.EMPTY: pb.PROPOSAL_OUTCOME_EMPTY,
     types.ProposalOutcome.LATE: pb.PROPOSAL_OUTCOME_LATE,
     types.ProposalOutcome.UNAVAILABLE: pb.PROPOSAL_OUTCOME_UNAVAILABLE,
+    types.ProposalOutcome.CUT: pb.PROPOSAL_OUTCOME_CUT,
 }
 _DEPTH = {
     types.DepthReason.UNSAID: pb.DEPTH_REASON_UNSPECIFIED,

@@ -104,6 +104,10 @@ class VerifyConfig(Section):
     """host:port of the draft replicas to link to; none: plain decoding only."""
     draft_wait_s: Annotated[float, Field(ge=0)] = 0.5
     """Longest time a step waits for a proposal."""
+    depth: Literal["adaptive", "fixed"] = "adaptive"
+    """``adaptive``: as many draft tokens, up to the plan's k, as give most tokens a second. ``fixed``: always the plan's k."""
+    depth_log: str = ""
+    """Directory for a log of what the depths were decided from, a few hundred bytes a round; it replays. Empty: none."""
     cost_budget_s: Annotated[float, Field(ge=0)] = 1.5
     """Time for measuring what steps cost at the first start with a model; 0: measure nothing, learn while serving."""
     stall_s: Annotated[float, Field(gt=0)] = 30.0

@@ -47,11 +47,12 @@ class FinishReason(Enum):
 class ProposalOutcome(Enum):
     """What became of the proposal that a round could have used."""
 
-    NONE = "none"  # plain by plan
+    NONE = "none"  # nothing was asked: plain by plan, or by the controller
     USED = "used"  # a block was verified
     EMPTY = "empty"  # the drafter had no guess
     LATE = "late"  # nothing usable in time
     UNAVAILABLE = "unavailable"  # no drafter could be asked
+    CUT = "cut"  # a block was there; verifying it would have cost more than it was worth
 
 
 class DepthReason(Enum):

@@ -74,9 +74,7 @@ class RowFact(NamedTuple):
     proposed: int  # length of the block that came; -1: none came
     drafted: int  # of these were verified
     agreed: int  # of these were the target's own
-    probe: (
-        tuple[int, int] | None
-    )  # length and agreed tokens of a guess that was looked at without being waited for
+    look: tuple[int, int, int] | None  # a guess not waited for: length, tokens compared, tokens right
     prior: AcceptancePrior | None
     finished: bool
 
@@ -92,7 +90,7 @@ class StepFacts(NamedTuple):
     context: float  # mean tokens of context of a sequence
     forward_s: float
     accept_s: float
-    gap_s: float  # from the end of the step before to the start of this one
+    gap_s: float  # from the end of the step before to the start of this one; negative: not known
     draft_s: float  # longest stay on a draft replica among the blocks
     running: int  # sequences that decode now, those outside this step included
     running_plain: int  # of these by plan
@@ -107,6 +105,9 @@ class Decision(NamedTuple):
     expected_tokens: float
     next_worth_s: float
     next_cost_s: float
+
+
+UNDECIDED = Decision(0, False, DepthReason.UNSAID, 1.0, 0.0, 0.0)
 
 
 class Ready(NamedTuple):
@@ -650,11 +651,11 @@ def _learn(model: Model, state: State, facts: StepFacts) -> State:
             deepest, count = asked.get(row.drafter, (0, 0))
             asked[row.drafter] = max(deepest, row.asked), count + 1
             track, drafter = _seen(track, drafter, row)
-        if row.probe is not None:
-            track, drafter = _looked(track, drafter, row.probe, row.prior, min(row.k_max, _DEPTHS))
+        if row.look is not None:
+            track, drafter = _looked(track, drafter, row.look, row.prior, min(row.k_max, _DEPTHS))
         drafters[row.drafter] = drafter
         tracks[row.id] = track
-    for name, (deepest, _) in asked.items():
+    for name, (deepest, _) in asked.items() if facts.gap_s >= 0.0 else ():
         drafters[name] = _timed(drafters[name], facts, deepest, state.quiet_gap_s)
     pace, regions = _paced(model, state, facts)
     accept_row_s = state.accept_row_s
@@ -664,7 +665,7 @@ def _learn(model: Model, state: State, facts: StepFacts) -> State:
         limit = 3.0 * accept_row_s + 2e-5
         accept_row_s += 0.1 * (min(row_s, limit) - accept_row_s)
     quiet_gap_s = state.quiet_gap_s
-    if not asked and facts.rows:
+    if not asked and facts.gap_s >= 0.0:
         quiet_gap_s += 0.1 * (min(facts.gap_s, 3.0 * quiet_gap_s + 1e-4) - quiet_gap_s)
     context = state.context + 0.2 * (facts.context - state.context)
     return State(tracks, drafters, pace, regions, accept_row_s, quiet_gap_s, context)
@@ -688,22 +689,22 @@ def _seen(track: Track, drafter: DrafterTrack, row: RowFact) -> tuple[Track, Dra
 def _looked(
     track: Track,
     drafter: DrafterTrack,
-    probe: tuple[int, int],
+    look: tuple[int, int, int],
     prior: AcceptancePrior | None,
     wanted: int,
 ) -> tuple[Track, DrafterTrack]:
     """A guess that was not waited for, compared with what was committed meanwhile."""
-    length, agreed = probe
+    length, checked, agreed = look
     track, drafter = _filled(track, drafter, wanted, length)
     if not length:
         return track._replace(mood=0), drafter
     if not agreed:
-        return _trials(track, drafter, length, 0, prior)
+        return _trials(track, drafter, checked, 0, prior)
     if track.suspended:  # half open: what was known is old
         track = track._replace(
             suspended=False, zero_rounds=0, accepted=0.25 * track.accepted, rejected=0.25 * track.rejected
         )
-    track, drafter = _trials(track, drafter, length, agreed, prior)
+    track, drafter = _trials(track, drafter, checked, agreed, prior)
     return track._replace(
         since=max(track.since, OFF_DWELL), next_probe=min(track.next_probe, 1), probe_gap=FIRST_PROBE
     ), drafter

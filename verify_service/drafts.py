@@ -15,6 +15,7 @@ from paceline.types import Mode, ProposalOutcome
 from verify_service.breaker import Breaker
 from verify_service.sequence import Sequence
 
+MIRROR_LAG = 32  # tokens that a mirror may lag behind while nothing is asked
 RETRY_S = 1.0  # between two tries to open a sequence on replicas that had no room
 
 
@@ -79,6 +80,12 @@ class _Asked:
     asked_at: float = 0.0
     answer: Proposal | None = None
     answered_at: float = 0.0
+    wait: bool = True  # for the answer to what was asked last
+    mirrored: int = 0  # tokens that the mirror has been told
+    look: Stamp | None = (
+        None  # a question that is not waited for: its answer is compared with what is committed meanwhile
+    )
+    looked: list[int] | None = None  # the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,7 @@ class Drafts:
         for sequence_id in link.sequences:
             asked = self._asked[sequence_id]
             asked.link = None
+            asked.look = asked.looked = None
             asked.refused_by.discard(endpoint)
         for asked in self._asked.values():
             asked.refused_by.discard(endpoint)
@@ -135,6 +143,11 @@ class Drafts:
             asked = self._asked.get(proposal.stamp.sequence_id)
             if link is None or asked is None or asked.link is not link:
                 self.fates[Fate.STALE] += 1
+                continue
+            if proposal.stamp == asked.look:
+                asked.looked = proposal.token_ids
+                link.breaker.answered()
+                link.probe = None
                 continue
             fate = asked.gate.judge(proposal.stamp, proposal.token_ids, self._vocab_size)
             self.fates[fate] += 1
@@ -164,7 +177,7 @@ class Drafts:
     def awaiting(self, sequence: Sequence, now: float) -> float | None:
         """Until when (monotonic) the sequence may wait for a proposal; None: there is nothing to wait for."""
         asked = self._asked.get(sequence.id)
-        if asked is None or asked.link is None or not asked.gate.awaiting:
+        if asked is None or asked.link is None or not asked.wait or not asked.gate.awaiting:
             return None
         limit = asked.asked_at + self._wait_s
         return limit if now < limit else None
@@ -175,6 +188,8 @@ class Drafts:
             return _PLAIN
         drafter = sequence.spec.plan.drafter
         asked = self._asked.get(sequence.id)
+        if asked is not None and not asked.wait:
+            return Block([], ProposalOutcome.NONE, drafter)
         if asked is None or asked.link is None:
             return Block([], ProposalOutcome.UNAVAILABLE, drafter)
         if asked.gate.k == 0:
@@ -192,28 +207,53 @@ class Drafts:
             answer.residence_s,
         )
 
-    def advance(self, sequence: Sequence, num_committed: int, k: int) -> None:
-        """Tokens were committed (the last ``num_committed`` of the sequence); ask for the next ``k``, if k > 0."""
+    def advance(self, sequence: Sequence, num_committed: int, k: int, *, wait: bool = True) -> None:
+        """Tokens were committed (the last ``num_committed`` of the sequence); ask for the next ``k``, if k > 0.
+
+        ``wait`` False: the answer is no block; ``looked`` compares it with what is committed meanwhile. A sequence that
+        asks nothing tells its mirror only now and then: a drafter reads nothing before it is asked.
+        """
         if sequence.spec.plan.mode is Mode.PLAIN:
             return
         asked = self._asked.get(sequence.id)
         if asked is None:
             asked = self._asked[sequence.id] = _Asked(sequence)
         asked.answer = None
+        asked.wait = wait and k > 0
         length = len(sequence.tokens)
+        if k == 0 and (asked.link is None or length - asked.mirrored < MIRROR_LAG):
+            if asked.link is not None:
+                asked.gate.moved(length, 0)
+            return
+        if k and not wait and asked.link is not None and asked.look is not None and asked.looked is None:
+            self._missed(asked.link, self._clock())  # the last look has not been answered in many rounds
         if asked.link is None:
             asked.link = self._attach(asked)
             if asked.link is None:
                 return
-            epoch = asked.gate.opened(length, k)
+            epoch = asked.gate.opened(length, k if wait else 0)
             asked.link.port.open(sequence, epoch, k)
         else:
-            asked.gate.moved(length, k)
-            stamp = Stamp(sequence.id, asked.gate.epoch, length - num_committed)
-            asked.link.port.commit(
-                stamp, sequence.tokens[length - num_committed :], k, sequence.stats.num_rounds
-            )
+            asked.gate.moved(length, k if wait else 0)
+            stamp = Stamp(sequence.id, asked.gate.epoch, asked.mirrored)
+            asked.link.port.commit(stamp, sequence.tokens[asked.mirrored :], k, sequence.stats.num_rounds)
+        asked.mirrored = length
         asked.asked_at = self._clock()
+        if k and not wait:
+            asked.look, asked.looked = Stamp(sequence.id, asked.gate.epoch, length), None
+
+    def looked(self, sequence: Sequence) -> tuple[int, int, int] | None:
+        """What a guess that was not waited for was worth: its length, tokens compared, tokens that were right; once."""
+        asked = self._asked.get(sequence.id)
+        if asked is None or asked.look is None or asked.looked is None:
+            return None
+        guess, base = asked.looked, asked.look.base_len
+        checked = min(len(guess), len(sequence.tokens) - base)
+        asked.look = asked.looked = None
+        agreed = 0
+        while agreed < checked and guess[agreed] == sequence.tokens[base + agreed]:
+            agreed += 1
+        return len(guess), checked, agreed
 
     def pause(self, sequence: Sequence) -> None:
         """The sequence gave up its memory: its mirror goes too, and is opened under a higher epoch later."""
@@ -264,6 +304,7 @@ class Drafts:
             link.breaker.probe_ended(self._clock())
         asked.link = None
         asked.answer = None
+        asked.look = asked.looked = None
 
     def _missed(self, link: Link, now: float) -> None:
         if not link.breaker.missed(now):

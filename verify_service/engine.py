@@ -6,16 +6,19 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from paceline.config import VerifyConfig
 from paceline.engine import Runner
 from paceline.errors import CapacityError, DeadlineError, EngineError, PacelineError, PeerLostError
+from paceline.types import Mode
+from verify_service.controller import Decision
 from verify_service.costs import CostTable
 from verify_service.drafts import Block, Drafts, LinkPort, Proposal, Refusal
 from verify_service.scheduler import Scheduler, Work
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Sequence
+from verify_service.steering import Steering
 from verify_service.step import Outcome, run_step, take_blocks, tell_drafters
 
 log = logging.getLogger(__name__)
@@ -55,6 +58,7 @@ class Engine:
         self._drafts = Drafts(
             vocab_size=runner.info.vocab_size, wait_s=config.draft_wait_s, clock=time.monotonic
         )
+        self._steering = Steering(costs, adaptive=config.depth == "adaptive", log_dir=config.depth_log)
         self._scheduler = Scheduler(runner.kv, self._drafts, prefill_chunk=config.prefill_chunk)
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._ids = itertools.count(1)
@@ -113,6 +117,10 @@ class Engine:
     def refused(self, endpoint: str, sequence_id: int, epoch: int, reason: Refusal) -> None:
         """See ``Drafts.refused``."""
         self._post(lambda: self._drafts.refused(endpoint, sequence_id, epoch, reason))
+
+    def step_s(self, sequences: int, rows: int) -> float:
+        """What a step takes now, by all that was seen."""
+        return self._steering.now_s(sequences, rows)
 
     def state(self) -> EngineState:
         """A glance; the numbers may be a step old."""
@@ -210,18 +218,27 @@ class Engine:
     def _step(self, work: list[Work]) -> None:
         started = time.monotonic()
         blocks = take_blocks(work, self._drafts, self._max_context)
+        blocks = self._steering.cut(work, blocks, started)
         outcomes = self._try_step(work, blocks)
-        tell_drafters(outcomes, self._drafts, self._max_context)
+        if outcomes:
+            tell_drafters(outcomes, self._drafts, self._decide(outcomes))
         for outcome in outcomes:
             self._report(outcome)
         self._progress_at = time.monotonic()
         self._scheduler.stepped(work, self._progress_at, self._progress_at - started)
 
+    def _decide(self, outcomes: list[Outcome]) -> Mapping[int, Decision]:
+        """How many tokens to draft next."""
+        decoding, plain = self._scheduler.num_decoding()
+        over = [outcome for outcome in outcomes if outcome.verdict.finish is not None]
+        plain -= sum(outcome.sequence.spec.plan.mode is Mode.PLAIN for outcome in over)
+        return self._steering.decide(outcomes, self._drafts, self._max_context, (decoding - len(over), plain))
+
     def _try_step(self, work: list[Work], blocks: list[Block | None]) -> list[Outcome]:
         """One step for all; if it fails, one for each, so that only the culprit ends."""
         lengths = [self._runner.kv.length(item.sequence.slot or 0) for item in work]
         try:
-            return run_step(self._runner, work, blocks, self._max_context)
+            return run_step(self._runner, work, blocks, self._max_context, self._steering.step)
         except Exception as error:
             for item, length in zip(work, lengths, strict=True):
                 assert item.sequence.slot is not None
@@ -252,11 +269,13 @@ class Engine:
         self._end(sequence, keep=False)
 
     def _end(self, sequence: Sequence, *, keep: bool = True) -> None:
+        self._steering.forget(sequence)
         self._scheduler.remove(sequence, keep=keep)
 
     def _stop(self) -> None:
         self._stopping = True
         self._fail_all(PeerLostError("this verify replica is stopping"))
+        self._steering.close()
         self._scheduler.slots.clear()
 
     def _fail_all(self, error: PacelineError) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paceline.engine import SlotKV
 from paceline.engine.prefix import PrefixSlots
+from paceline.types import Mode
 from verify_service.budget import PrefillBudget
 from verify_service.drafts import Drafts
 from verify_service.sequence import Sequence, State
@@ -49,6 +50,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences that wait for one."""
         return len(self._waiting)
+
+    def num_decoding(self) -> tuple[int, int]:
+        """Sequences past their prompt, and those of them whose plan is plain."""
+        plans = [sequence.spec.plan for sequence in self._running.values() if sequence.state is State.RUNNING]
+        return len(plans), sum(plan.mode is Mode.PLAIN for plan in plans)
 
     def sequences(self) -> Iterator[Sequence]:
         """All of them."""

@@ -7,6 +7,7 @@ from enum import Enum
 
 from paceline.telemetry.context import TraceContext
 from paceline.types import FinishReason, Plan, RoundRecord, SamplingParams, SpeculativeStats, Timings
+from verify_service.controller import UNDECIDED, Decision
 
 
 class State(Enum):
@@ -95,6 +96,7 @@ class Sequence:
     first_step: float = 0.0
     first_token: float = 0.0
     mark: float = 0.0  # monotonic time of the last commit
+    depth: Decision = UNDECIDED  # of the round that comes
     draft_s: float = 0.0
     network_s: float = 0.0
     wait_s: float = 0.0

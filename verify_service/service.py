@@ -91,7 +91,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
             prefix_tokens_asked=state.prefix_tokens_asked,
             prefix_tokens_reused=state.prefix_tokens_reused,
             preemptions=state.preemptions,
-            costs=_costs(self._engine.costs) if self._engine.costs else None,
+            costs=_costs(self._engine, self._engine.costs) if self._engine.costs else None,
         )
 
 
@@ -101,11 +101,13 @@ def _deadline(context: _Context) -> float:
     return math.inf if remaining_s is None else time.monotonic() + remaining_s
 
 
-def _costs(table: CostTable) -> verify_pb2.StepCosts:
+def _costs(engine: Engine, table: CostTable) -> verify_pb2.StepCosts:
     return verify_pb2.StepCosts(
         origin=table.origin,
         points=[
-            verify_pb2.StepCost(sequences=sequences, rows=rows, step_s=step_s, now_s=step_s)
+            verify_pb2.StepCost(
+                sequences=sequences, rows=rows, step_s=step_s, now_s=engine.step_s(sequences, rows)
+            )
             for sequences, curve in table.curves
             for rows, step_s in curve
         ],

@@ -5,12 +5,14 @@ the KV lengths where they were, and can be run again.
 """
 
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from paceline.engine import Runner, Segment
 from paceline.sampling import TokenRow, choose
 from paceline.types import RoundRecord
+from verify_service.controller import Decision
 from verify_service.drafts import Block, Drafts
 from verify_service.scheduler import Work
 from verify_service.sequence import Run, Sequence, State
@@ -24,6 +26,9 @@ class Outcome:
     sequence: Sequence
     run: Run
     verdict: Verdict
+    forward_s: float
+    accept_s: float
+    residence_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,11 @@ def take_blocks(work: SequenceOf[Work], drafts: Drafts, max_context: int) -> lis
 
 
 def run_step(
-    runner: Runner, work: SequenceOf[Work], blocks: SequenceOf[Block | None], max_context: int
+    runner: Runner,
+    work: SequenceOf[Work],
+    blocks: SequenceOf[Block | None],
+    max_context: int,
+    step: int = 0,
 ) -> list[Outcome]:
     """Forward, accept, commit. Raises whatever the forward or the sampler raise, before anything is committed."""
     started = time.monotonic()
@@ -74,7 +83,7 @@ def run_step(
         if not row.work.sequence.first_step:
             row.work.sequence.first_step = started
     batch = (len(rows), sum(len(row.segment.token_ids) for row in rows))
-    return [_outcome(row, verdict, started, forwarded, ended, batch) for row, verdict in verdicts]
+    return [_outcome(row, verdict, started, forwarded, ended, batch, step) for row, verdict in verdicts]
 
 
 def _cut(block: Block, most: int) -> Block:
@@ -118,7 +127,13 @@ def _token_rows(row: _Row) -> list[TokenRow]:
 
 
 def _outcome(
-    row: _Row, verdict: Verdict, started: float, forwarded: float, ended: float, batch: tuple[int, int]
+    row: _Row,
+    verdict: Verdict,
+    started: float,
+    forwarded: float,
+    ended: float,
+    batch: tuple[int, int],
+    step: int,
 ) -> Outcome:
     sequence, block = row.work.sequence, row.block
     position = len(sequence.tokens) - len(verdict.committed)
@@ -130,9 +145,11 @@ def _outcome(
             sequence.wait_s += ended - previous
         else:
             sequence.first_token, previous = ended, sequence.first_step
-        return Outcome(sequence, Run(position, verdict.committed, None, previous, started, ended), verdict)
+        run = Run(position, verdict.committed, None, previous, started, ended)
+        return Outcome(sequence, run, verdict, forwarded - started, ended - forwarded)
     link_s = block.answered_at - block.asked_at
     draft_s = min(block.residence_s, link_s)
+    depth = sequence.depth
     record = RoundRecord(
         index=sequence.stats.num_rounds,
         base_len=position,
@@ -150,18 +167,24 @@ def _outcome(
         verify_s=ended - started,
         forward_s=forwarded - started,
         accept_s=ended - forwarded,
+        asked=depth.k if depth.wait else 0,
+        depth_reason=depth.reason,
+        expected_tokens=depth.expected_tokens,
+        next_worth_s=depth.next_worth_s,
+        next_cost_s=depth.next_cost_s,
+        step=step,
     )
     sequence.add_round(record)
-    return Outcome(sequence, Run(position, verdict.committed, record, previous, started, ended), verdict)
+    run = Run(position, verdict.committed, record, previous, started, ended)
+    return Outcome(sequence, run, verdict, forwarded - started, ended - forwarded, block.residence_s)
 
 
-def tell_drafters(outcomes: SequenceOf[Outcome], drafts: Drafts, max_context: int) -> None:
+def tell_drafters(outcomes: SequenceOf[Outcome], drafts: Drafts, decisions: Mapping[int, Decision]) -> None:
     """The news of the step, before any client hears of it: the drafter's time is on the critical path."""
     for outcome in outcomes:
         if outcome.verdict.finish is None:
-            sequence = outcome.sequence
-            k = min(sequence.spec.plan.k_max, sequence.room(max_context) - 1)
-            drafts.advance(sequence, len(outcome.verdict.committed), k)
+            decision = decisions[outcome.sequence.id]
+            drafts.advance(outcome.sequence, len(outcome.verdict.committed), decision.k, wait=decision.wait)
         else:
             drafts.close(outcome.sequence)
     drafts.flush()

@@ -100,7 +100,7 @@ class _ProposalOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Propo
     PROPOSAL_OUTCOME_UNSPECIFIED: _ProposalOutcome.ValueType  # 0
     """Never sent."""
     PROPOSAL_OUTCOME_NONE: _ProposalOutcome.ValueType  # 1
-    """The round was plain by plan: nothing was asked of a drafter."""
+    """Nothing was asked of a drafter: the round was plain by plan, or because asking would not have paid."""
     PROPOSAL_OUTCOME_USED: _ProposalOutcome.ValueType  # 2
     """A block was verified."""
     PROPOSAL_OUTCOME_EMPTY: _ProposalOutcome.ValueType  # 3
@@ -109,6 +109,8 @@ class _ProposalOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Propo
     """Nothing usable arrived in time; the round went on plainly."""
     PROPOSAL_OUTCOME_UNAVAILABLE: _ProposalOutcome.ValueType  # 5
     """No drafter could be asked: link down, refused or suspended."""
+    PROPOSAL_OUTCOME_CUT: _ProposalOutcome.ValueType  # 6
+    """A block was there, but verifying it would have cost more than it was worth."""
 
 class ProposalOutcome(_ProposalOutcome, metaclass=_ProposalOutcomeEnumTypeWrapper):
     """What became of the proposal that a round could have used."""
@@ -116,7 +118,7 @@ class ProposalOutcome(_ProposalOutcome, metaclass=_ProposalOutcomeEnumTypeWrappe
 PROPOSAL_OUTCOME_UNSPECIFIED: ProposalOutcome.ValueType  # 0
 """Never sent."""
 PROPOSAL_OUTCOME_NONE: ProposalOutcome.ValueType  # 1
-"""The round was plain by plan: nothing was asked of a drafter."""
+"""Nothing was asked of a drafter: the round was plain by plan, or because asking would not have paid."""
 PROPOSAL_OUTCOME_USED: ProposalOutcome.ValueType  # 2
 """A block was verified."""
 PROPOSAL_OUTCOME_EMPTY: ProposalOutcome.ValueType  # 3
@@ -125,6 +127,8 @@ PROPOSAL_OUTCOME_LATE: ProposalOutcome.ValueType  # 4
 """Nothing usable arrived in time; the round went on plainly."""
 PROPOSAL_OUTCOME_UNAVAILABLE: ProposalOutcome.ValueType  # 5
 """No drafter could be asked: link down, refused or suspended."""
+PROPOSAL_OUTCOME_CUT: ProposalOutcome.ValueType  # 6
+"""A block was there, but verifying it would have cost more than it was worth."""
 Global___ProposalOutcome: _TypeAlias = ProposalOutcome  # noqa: Y015
 
 class _DepthReason:

@@ -233,3 +233,50 @@ def test_closing_tells_the_mirror_once(drafts: Drafts, clock: Clock) -> None:
     drafts.proposed("a", [proposal(1, 4, 7)], clock.now)
     assert [entry[0] for entry in port.sent] == ["open", "close"]
     assert drafts.fates == {Fate.STALE: 1}
+
+
+def test_a_look_is_not_waited_for_and_compared_with_what_was_committed(drafts: Drafts, clock: Clock) -> None:
+    """The round is plain; the guess that comes later is scored by the tokens committed since, once."""
+    port = up(drafts)
+    seq = sequence()
+    drafts.advance(seq, 1, 4, wait=False)
+    assert port.sent == [("open", 1, 1, [1, 2, 3, 4], 4)]
+    assert drafts.awaiting(seq, clock.now) is None
+    assert drafts.take(seq, clock.now).outcome is ProposalOutcome.NONE
+    seq.tokens += [7]
+    drafts.proposed("a", [proposal(1, 4, 7, 8, 9)], clock.now)
+    assert drafts.looked(seq) == (3, 1, 1)
+    assert drafts.looked(seq) is None
+    drafts.advance(seq, 1, 0)
+    drafts.proposed("a", [proposal(1, 4, 7, 8, 9)], clock.now)
+    assert drafts.fates[Fate.STALE] == 1
+
+
+def test_a_look_that_is_never_answered_counts_as_missed(drafts: Drafts, clock: Clock) -> None:
+    """A drafter that hangs is found out by looks as well: the breaker opens after three."""
+    port = up(drafts)
+    seq = sequence()
+    for _ in range(4):
+        drafts.advance(seq, 1, 4, wait=False)
+        seq.tokens.append(5)
+    assert port.sent[-1] == ("close", 1, 1)
+
+
+def test_who_asks_nothing_spares_the_messages_until_it_asks(drafts: Drafts, clock: Clock) -> None:
+    """Nothing is opened for a sequence that never asks, and a mirror hears of several commits at once."""
+    port = up(drafts)
+    seq = sequence()
+    drafts.advance(seq, 1, 0)
+    assert port.sent == []
+    drafts.advance(seq, 1, 2)
+    for token in (5, 6, 7):
+        seq.tokens.append(token)
+        drafts.advance(seq, 1, 0)
+    assert len(port.sent) == 1
+    seq.tokens.append(8)
+    drafts.advance(seq, 1, 3)
+    assert port.sent[1:] == [("commit", Stamp(1, 1, 4), [5, 6, 7, 8], 3)]
+    for token in range(40):
+        seq.tokens.append(token)
+        drafts.advance(seq, 1, 0)
+    assert [len(entry[2]) for entry in port.sent[2:]] == [32]

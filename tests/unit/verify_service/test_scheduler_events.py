@@ -134,7 +134,9 @@ def ask(world: World) -> DecodeSpec:
         sampling=SamplingParams(temperature=0.0),
         max_tokens=rng.choice((7, 12, 30, 90)),
         stop_ids=frozenset({STOP} if rng.random() < 0.5 else ()),
-        plan=Plan.speculative("d", rng.randrange(1, 6), "") if rng.random() < 0.7 else Plan.plain(""),
+        plan=Plan.speculative("d", rng.randrange(1, 6), "", k_fixed=rng.random() < 0.7)
+        if rng.random() < 0.7
+        else Plan.plain(""),
         tenant=tenant,
         priority=rng.choice((0, 0, 0, 0, 1, 5)),
         deadline=world.clock.now + rng.uniform(0.0, 6.0) if rng.random() < 0.15 else float("inf"),
