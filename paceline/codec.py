@@ -1,5 +1,7 @@
 """protobuf <-> types, nothing else: no validation, no defaults beyond those of the protocol."""
 
+from dataclasses import replace
+
 from paceline import types
 from paceline.v1 import common_pb2 as pb
 
@@ -69,6 +71,7 @@ def plan_to_pb(plan: types.Plan) -> pb.Plan:
         law=_LAW[plan.law] if plan.law else pb.ACCEPTANCE_LAW_UNSPECIFIED,
         reason=plan.reason,
         k_fixed=plan.k_fixed,
+        drafter_version=plan.drafter_version,
         prior=pb.AcceptancePrior(
             mean=plan.prior.mean, strength=plan.prior.strength, by_position=plan.prior.by_position
         )
@@ -86,9 +89,10 @@ def plan_from_pb(message: pb.Plan) -> types.Plan:
     if message.HasField("prior"):
         given = message.prior
         prior = types.AcceptancePrior(given.mean, given.strength, tuple(given.by_position))
-    return types.Plan.speculative(
+    plan = types.Plan.speculative(
         message.drafter, message.k_max, message.reason, law, k_fixed=message.k_fixed, prior=prior
     )
+    return replace(plan, drafter_version=message.drafter_version)
 
 
 def finish_to_pb(reason: types.FinishReason) -> pb.FinishReason.ValueType:

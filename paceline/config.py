@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from paceline.errors import ConfigError
 
@@ -41,12 +41,24 @@ class ModelConfig(Section):
     """``lean``: own forward, Llama-shaped models only. ``reference``: through transformers. ``auto``: lean if possible."""
 
 
+DRAFTER_KINDS = ("ngram", "suffix", "model", "cascade", "random", "simulated")
+
+
+def _drafter_kind(kind: str) -> str:
+    if kind in DRAFTER_KINDS or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", kind):
+        return kind
+    raise ValueError(f"expected one of {', '.join(DRAFTER_KINDS)}, or package.module:constructor")
+
+
 class DrafterConfig(Section):
     """One drafter of a draft replica."""
 
-    kind: Literal["ngram", "suffix", "model", "cascade", "random", "simulated"]
+    kind: Annotated[str, AfterValidator(_drafter_kind)]
     """``ngram``: prompt lookup. ``suffix``: look-up in the request and in earlier outputs. ``model``: a causal model with
-    the same tokenizer. ``cascade``: each round the most promising one of several drafters. ``random``: for tests. ``simulated``: see ``simulation``."""
+    the same tokenizer. ``cascade``: each round the most promising one of several drafters. ``random``: for tests.
+    ``simulated``: see ``simulation``. ``package.module:constructor``: your own, see docs/drafters.md."""
+    options: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """For your own: whatever its constructor reads."""
     min_match: Annotated[int, Field(ge=1)] = 2
     """ngram: shortest suffix that counts as a match, in tokens."""
     max_match: Annotated[int, Field(ge=1)] = 8

@@ -124,6 +124,7 @@ class Plan:
     law: Law | None = None
     k_fixed: bool = False
     prior: AcceptancePrior | None = None
+    drafter_version: str = ""
 
     @classmethod
     def plain(cls, reason: str) -> Self:

@@ -15,7 +15,7 @@ from paceline.serving.status import status_from_error
 from paceline.telemetry import names
 from paceline.telemetry.context import bind_trace, extract, inject
 from paceline.types import FinishReason, Mode, Plan, Timings
-from paceline.v1 import router_pb2, verify_pb2
+from paceline.v1 import common_pb2, router_pb2, verify_pb2
 from router.accept import Accepted, RouterParts, accept
 from router.decode import Event, ResumableDecode
 from router.journal import Journal
@@ -133,7 +133,7 @@ class Generation:
             sampling=codec.sampling_to_pb(accepted.sampling),
             max_tokens=accepted.max_tokens,
             stop_token_ids=sorted(accepted.stop_token_ids),
-            plan=codec.plan_to_pb(accepted.plan),
+            plan=_plan(accepted, accepted.plan),
             tenant=accepted.tenant,
             priority=accepted.priority,
         )
@@ -174,7 +174,7 @@ class Generation:
             started=router_pb2.GenerateStarted(
                 request_id=accepted.request_id,
                 task_type=accepted.task_type,
-                plan=codec.plan_to_pb(accepted.plan),
+                plan=_plan(accepted, accepted.plan),
                 prompt_tokens=len(accepted.prompt_ids),
                 seed=accepted.sampling.seed,
                 trace_id=self._trace_id,
@@ -191,7 +191,7 @@ class Generation:
                 usage=self._usage(accepted),
                 timings=codec.timings_to_pb(timings),
                 speculative=codec.stats_to_pb(self._tally.stats),
-                plan=codec.plan_to_pb(self._carried_out(accepted.plan)),
+                plan=_plan(accepted, self._carried_out(accepted.plan)),
                 numerics=accepted.facts.info.numerics,
                 resumed=self._decode.resumed if self._decode else 0,
             )
@@ -249,7 +249,7 @@ class Generation:
                     request_id=accepted.request_id,
                     trace_id=self._trace_id,
                     task_type=accepted.task_type,
-                    plan=codec.plan_to_pb(self._carried_out(accepted.plan)),
+                    plan=_plan(accepted, self._carried_out(accepted.plan)),
                     outcome=outcome.word,
                     usage=self._usage(accepted),
                     timings=codec.timings_to_pb(timings),
@@ -259,6 +259,12 @@ class Generation:
                 )
             )
         return timings
+
+
+def _plan(accepted: Accepted, plan: Plan) -> common_pb2.Plan:
+    """The plan with the version of its drafter, as far as the verify tier has heard of it."""
+    drafter = accepted.facts.drafters.get(plan.drafter)
+    return codec.plan_to_pb(replace(plan, drafter_version=drafter.version if drafter is not None else ""))
 
 
 def _chunk(

@@ -1,13 +1,16 @@
-"""Drafters: each one a file here and one entry in ``CONSTRUCTORS``, behind the Protocol of ``base``.
+"""Drafters: each one a file behind the Protocol of ``base``; those of this house have an entry in ``CONSTRUCTORS``.
+
+Others come by import path (``plug_in``, docs/drafters.md), cascades are made of those that are there already.
 
 ``build_drafters`` makes those that the settings name. Only kinds that need torch import it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from draft_service.drafters.base import PASS, Drafter, DraftRequest, Outcome, TwoSpeed
 from draft_service.drafters.cascade import Cascade
 from draft_service.drafters.ngram import NgramDrafter
+from draft_service.drafters.plug_in import Constructor, load_plug_in
 from draft_service.drafters.random import RandomDrafter
 from draft_service.drafters.suffix import SuffixDrafter
 from paceline.config import DrafterConfig, PacelineConfig
@@ -74,7 +77,7 @@ def _suffix(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: 
     )
 
 
-CONSTRUCTORS: dict[str, Callable[[str, DrafterConfig, PacelineConfig, Tokenizer], Drafter]] = {
+CONSTRUCTORS: dict[str, Constructor] = {
     "ngram": _ngram,
     "suffix": _suffix,
     "random": _random,
@@ -86,13 +89,14 @@ CONSTRUCTORS: dict[str, Callable[[str, DrafterConfig, PacelineConfig, Tokenizer]
 def build_drafters(config: PacelineConfig, tokenizer: Tokenizer) -> dict[str, Drafter]:
     """Every configured drafter by name; ``tokenizer`` is the target's. Blocks while models load.
 
-    Raises ConfigError for settings that cannot work: a model with another tokenizer, a model that is not there.
+    Raises ConfigError for settings that cannot work: a model with another tokenizer, a model that is not there, a
+    plug-in that is none.
     """
     if not config.draft.drafters:
         raise ConfigError("draft.drafters is empty: name at least one drafter, for example ngram")
     entries = config.draft.drafters
     drafters = {
-        name: CONSTRUCTORS[entry.kind](name, entry, config, tokenizer)
+        name: CONSTRUCTORS.get(entry.kind, load_plug_in)(name, entry, config, tokenizer)
         for name, entry in entries.items()
         if entry.kind != "cascade"
     }

@@ -307,6 +307,7 @@ class Plan(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     K_FIXED_FIELD_NUMBER: _builtins.int
     PRIOR_FIELD_NUMBER: _builtins.int
+    DRAFTER_VERSION_FIELD_NUMBER: _builtins.int
     mode: Global___DecodingMode.ValueType
     """Plain or speculative; never unspecified in a reply."""
     drafter: _builtins.str
@@ -319,6 +320,8 @@ class Plan(_message.Message):
     """Why this plan, in words for a person."""
     k_fixed: _builtins.bool
     """Draft exactly k_max tokens in every round, whatever that costs; else the verify tier chooses from 0 to k_max."""
+    drafter_version: _builtins.str
+    """Version of the drafter: hash of its weights, or version of its algorithm. Empty when plain or not known."""
     @_builtins.property
     def prior(self) -> Global___AcceptancePrior:
         """What is known about acceptance from earlier requests of the kind. Default: what the verify tier has seen itself."""
@@ -333,10 +336,11 @@ class Plan(_message.Message):
         reason: _builtins.str = ...,
         k_fixed: _builtins.bool = ...,
         prior: Global___AcceptancePrior | None = ...,
+        drafter_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prior", b"prior"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "k_fixed", b"k_fixed", "k_max", b"k_max", "law", b"law", "mode", b"mode", "prior", b"prior", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "drafter_version", b"drafter_version", "k_fixed", b"k_fixed", "k_max", b"k_max", "law", b"law", "mode", b"mode", "prior", b"prior", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -198,7 +198,7 @@ def test_every_enum_value_has_its_counterpart(enum, table, meaningless):
     ("message", "covered"),
     [
         (pb.SamplingParams, {*codec._SAMPLING_FIELDS, "logit_bias"}),
-        (pb.Plan, {"mode", "drafter", "k_max", "law", "reason", "k_fixed", "prior"}),
+        (pb.Plan, {"mode", "drafter", "k_max", "law", "reason", "k_fixed", "prior", "drafter_version"}),
         (pb.RoundRecord, {*codec._ROUND_FIELDS, "outcome", "depth_reason"}),
         (pb.SpeculativeStats, {*codec._STATS_FIELDS, "mean_acceptance_length", "draft_acceptance_rate"}),
         (pb.Timings, {*codec._TIMING_FIELDS, "overhead_s"}),
@@ -215,7 +215,11 @@ def test_the_codec_covers_every_field(message, covered):
     ("ours", "covered", "derived"),
     [
         (types.SamplingParams, {*codec._SAMPLING_FIELDS, "logit_bias"}, set()),
-        (types.Plan, {"mode", "drafter", "k_max", "law", "reason", "k_fixed", "prior"}, set()),
+        (
+            types.Plan,
+            {"mode", "drafter", "k_max", "law", "reason", "k_fixed", "prior", "drafter_version"},
+            set(),
+        ),
         (types.RoundRecord, {*codec._ROUND_FIELDS, "outcome", "depth_reason"}, set()),
         (types.SpeculativeStats, {*codec._STATS_FIELDS}, {"num_spec_committed"}),
         (types.Timings, {*codec._TIMING_FIELDS}, set()),
