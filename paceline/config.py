@@ -41,7 +41,7 @@ class ModelConfig(Section):
     """``lean``: own forward, Llama-shaped models only. ``reference``: through transformers. ``auto``: lean if possible."""
 
 
-DRAFTER_KINDS = ("ngram", "suffix", "model", "cascade", "random", "simulated")
+DRAFTER_KINDS = ("ngram", "suffix", "model", "distilled", "cascade", "random", "simulated")
 
 
 def _drafter_kind(kind: str) -> str:
@@ -55,8 +55,8 @@ class DrafterConfig(Section):
 
     kind: Annotated[str, AfterValidator(_drafter_kind)]
     """``ngram``: prompt lookup. ``suffix``: look-up in the request and in earlier outputs. ``model``: a causal model with
-    the same tokenizer. ``cascade``: each round the most promising one of several drafters. ``random``: for tests.
-    ``simulated``: see ``simulation``. ``package.module:constructor``: your own, see docs/drafters.md."""
+    the same tokenizer. ``distilled``: a directory that ``training`` made for the target. ``cascade``: each round the most
+    promising one of several drafters. ``random``: for tests. ``simulated``: see ``simulation``. ``package.module:constructor``: your own, see docs/drafters.md."""
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """For your own: whatever its constructor reads."""
     min_match: Annotated[int, Field(ge=1)] = 2
@@ -73,7 +73,7 @@ class DrafterConfig(Section):
     members: tuple[str, ...] = ()
     """cascade: names of other entries of ``draft.drafters``."""
     model: ModelConfig | None = None
-    """model: what to load."""
+    """model, distilled: what to load."""
     layers: Annotated[int, Field(ge=0)] = 0
     """model: keep only the first so many layers; 0: all."""
     seed: int = 0

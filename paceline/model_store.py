@@ -31,6 +31,8 @@ Progress = Callable[[str, float], None]
 
 _LAYOUT = 1
 """Raise when the converted files change, so that an old cache is not taken for a new one."""
+_COMMITTED = Path(__file__).parents[1] / "models"
+"""Drafters that come with the project."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
@@ -61,7 +63,7 @@ def cache_dir() -> Path:
 
 
 def resolve_model_dir(name: str) -> Path:
-    """The directory of a model: registry name, existing directory, or hub id (fetched or from the hub's own cache).
+    """The directory of a model: registry name, existing directory, name in ``models/``, or hub id (fetched or cached).
 
     Raises ConfigError, with the command to run, for a registry model that is not prepared yet.
     """
@@ -78,6 +80,8 @@ def resolve_model_dir(name: str) -> Path:
                 f"model directory {name!r} has no config.json; expected the layout of transformers"
             )
         return Path(name)
+    if re.fullmatch(r"[\w.-]+", name) and (_COMMITTED / name / "config.json").is_file():
+        return _COMMITTED / name
     if _HUB_ID.fullmatch(name):
         return _hub_snapshot(name)
     raise ConfigError(

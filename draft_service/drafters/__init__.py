@@ -18,6 +18,9 @@ from paceline.errors import ConfigError
 from paceline.simulation import MODEL_NAME
 from paceline.tokenizer import Tokenizer
 
+DISTILLED_MODEL = "smollm2-drafter"
+"""What a distilled drafter loads unless its entry says so: the one that comes with the project."""
+
 __all__ = [
     "CONSTRUCTORS",
     "PASS",
@@ -77,12 +80,25 @@ def _suffix(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: 
     )
 
 
+def _distilled(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: Tokenizer) -> Drafter:
+    from draft_service.drafters.distilled import load_distilled_drafter  # torch, as above
+
+    return load_distilled_drafter(
+        name,
+        entry.model or config.model.model_copy(update={"name": DISTILLED_MODEL}),
+        kv_slots=config.draft.kv_slots,
+        max_context=config.draft.max_context,
+        tokenizer=tokenizer,
+    )
+
+
 CONSTRUCTORS: dict[str, Constructor] = {
     "ngram": _ngram,
     "suffix": _suffix,
     "random": _random,
     "model": _model,
     "simulated": _simulated,
+    "distilled": _distilled,
 }
 
 

@@ -103,6 +103,9 @@ class Checkpoint:
     A view keeps its file mapped. The files must not be changed in place while somebody has one.
     """
 
+    head_ids: torch.Tensor | None = None
+    """The token ids of the head's rows, ascending; None: it has a row for every token."""
+
     def __init__(self, directory: Path) -> None:
         """Raises Unsuitable when there are no such files or they are broken."""
         self._directory = directory
@@ -117,6 +120,12 @@ class Checkpoint:
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
+
+    def only(self, name: str) -> dict[str, Any]:
+        """The file that has ``name``, by that name. Raises Unsuitable when there is none."""
+        if name not in self._files:
+            raise Unsuitable(f"weight {name} is missing")
+        return {name: self._files[name]}
 
     def reopened(self) -> "Checkpoint":
         """The same files under a mapping of their own."""

@@ -1,0 +1,123 @@
+"""The whole recipe on a tiny target that is no Llama: answers, training, export, loading, drafting."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from draft_service.drafters import DraftRequest, build_drafters
+from paceline.config import DrafterConfig, ModelConfig, PacelineConfig
+from paceline.engine import Segment
+from paceline.engine.distilled import load_distilled
+from paceline.engine.weights import open_model
+from paceline.errors import ConfigError
+from paceline.testing.tiny_models import tiny_model_dir
+from paceline.tokenizer import Tokenizer
+from paceline.types import SamplingParams
+from training import distill, export, generate
+from training.answers import read_shard, whole_shards
+from training.distill import new_model
+from training.drafter_model import Batch, Rows
+
+TEXTS = [
+    "The riders take turns",
+    "A list of numbers",
+    "def add(left, right)",
+    "Der schnelle Läufer",
+    "No wind today",
+]
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen3"])
+def made(request, tmp_path_factory) -> tuple[Path, Path, Path]:
+    """Target, run and drafter directory."""
+    root = tmp_path_factory.mktemp(request.param)
+    target = tiny_model_dir(root / "target", family=request.param, layers=3)
+    prompts = root / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS * 2), encoding="utf-8")
+    common = ["--target", str(target)]
+    generate.main(
+        [*common, "--prompts", str(prompts), "--out", str(root / "answers"), "--tokens", "1500", "--width", "8",
+         "--longest", "48", "--shard", "10"]
+    )  # fmt: skip
+    train = [*common, "--answers", str(root / "answers"), "--run", str(root / "run"), "--vocab", "128",
+             "--batch-tokens", "300", "--held-out-every", "3", "--eval-minutes", "0.01"]  # fmt: skip
+    distill.main([*train, "--minutes", "0.02"])
+    distill.main([*train, "--minutes", "0.04", "--tv", "0.5"])
+    export.main(["--run", str(root / "run"), "--to", str(root / "drafter"), "--head-bits", "8"])
+    return target, root / "run", root / "drafter"
+
+
+def test_answers_are_the_targets_own(made):
+    """A stored greedy answer follows the stored likeliest tokens, and each prompt has answers at several temperatures."""
+    _, run, _ = made
+    answers = [a for shard in whole_shards(run.parent / "answers") for a in read_shard(shard)]
+    assert sum(a.num_answer for a in answers) >= 1500
+    assert {a.temperature for a in answers} == {0.0, 0.8, 1.0}
+    greedy = [a for a in answers if a.temperature == 0]
+    assert all((a.ids[a.prompt_len :] == a.top_ids[:, 0]).all() for a in greedy)
+
+
+def test_training_resumes_and_learns(made):
+    """The second call goes on from the first one's checkpoint, and the held-out loss falls."""
+    lines = [json.loads(line) for line in (made[1] / "curve.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines]
+    assert steps == sorted(steps)
+    assert steps[-1] > steps[0] > 0
+    assert lines[-1]["loss"] < lines[0]["loss"]
+
+
+def test_served_numbers_are_those_of_the_trainer(made, tmp_path):
+    """Exported without blocks, the directory computes what the trainer computed; outside its vocabulary is -inf."""
+    target, run, _ = made
+    directory = tmp_path / "exact"
+    export.main(["--run", str(run), "--to", str(directory), "--layer-bits", "32", "--head-bits", "32"])
+    saved = torch.load(run / "best.pt", weights_only=True)
+    runner = load_distilled(ModelConfig(name=str(directory), dtype="float32"), kv_slots=1, max_context=128)
+    ids = list(range(5, 45))
+    slot = runner.kv.acquire()
+    found = runner.forward([Segment(slot, 0, ids, len(ids))])
+    source = open_model(ModelConfig(name=str(target), device="cpu", dtype="float32"))
+    model = new_model(source, "first-last", saved["vocab_ids"], torch.device("cpu"))
+    model.load_state_dict(saved["weights"], strict=False)
+    rows = Rows(torch.tensor(ids), torch.arange(len(ids)), [len(ids)])
+    none = Rows(torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long), [0])
+    with torch.no_grad():
+        expected = model(Batch(none, rows)) @ model.head.T
+    inside = found[:, saved["vocab_ids"]]
+    assert found.isfinite().sum() == len(ids) * len(saved["vocab_ids"])
+    torch.testing.assert_close(inside, expected, atol=1e-3, rtol=1e-3)
+    assert "128 tokens" in runner.info.runner_reason
+
+
+def test_it_drafts_from_one_entry_of_the_settings(made):
+    """Guesses are ids of the target within the head's vocabulary, at temperature 0 and above."""
+    target, run, directory = made
+    known = set(torch.load(run / "best.pt", weights_only=True)["vocab_ids"].tolist())
+    entry = DrafterConfig(kind="distilled", model=ModelConfig(name=str(directory), dtype="float32"))
+    config = PacelineConfig.model_validate(
+        {
+            "model": {"name": str(target)},
+            "draft": {"drafters": {"own": entry.model_dump()}, "max_context": 256},
+        }
+    )
+    drafter = build_drafters(config, Tokenizer.load(target))["own"]
+    for temperature in (0.0, 0.8):
+        drafter.open(1)
+        sampling = SamplingParams(temperature=temperature, seed=3, logit_bias={300: 5.0})
+        guesses = drafter.propose([DraftRequest(1, [7, 8, 9, 10], 4, sampling, 4, 512)])[0]
+        drafter.close(1)
+        assert guesses
+        assert set(guesses) <= known
+
+
+def test_another_tokenizer_is_refused(made, tmp_path):
+    """A drafter names its target; one made for another tokenizer does not start."""
+    other = tiny_model_dir(tmp_path / "other", tokenizer_vocab=400)
+    entry = DrafterConfig(kind="distilled", model=ModelConfig(name=str(made[2]), dtype="float32"))
+    config = PacelineConfig.model_validate(
+        {"model": {"name": str(other)}, "draft": {"drafters": {"own": entry.model_dump()}}}
+    )
+    with pytest.raises(ConfigError, match="made for a target"):
+        build_drafters(config, Tokenizer.load(other))

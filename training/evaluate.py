@@ -1,0 +1,136 @@
+"""What a drafter accepts as served: ``python -m training.evaluate --drafter DIR --target smollm2 --answers DIR``.
+
+Plays rounds of ``k`` guesses through the drafter itself along stored greedy answers: by task, by position, and the cost
+of its step against a step of the target on the same threads.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from draft_service.drafters import DraftRequest
+from draft_service.drafters.distilled import load_distilled_drafter
+from draft_service.drafters.model import ModelDrafter
+from paceline.config import ModelConfig
+from paceline.engine import Runner, Segment, load_runner
+from paceline.model_store import resolve_model_dir
+from paceline.tokenizer import Tokenizer
+from paceline.types import SamplingParams
+from training.acceptance import Acceptance
+from training.answers import Answer, is_held_out, read_shard, whole_shards
+
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="training.evaluate", description=__doc__)
+    parser.add_argument("--drafter", required=True, help="directory, or name in models/")
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--answers", type=Path, required=True, help="directory of shards")
+    parser.add_argument(
+        "--held-out-every", type=int, default=1, help="1: all answers; as in training: the held-out"
+    )
+    parser.add_argument("--k", type=int, default=4)
+    parser.add_argument("--each", type=int, default=1000, help="most answers a task")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--no-cost", action="store_true", help="leave the target unloaded")
+    options = parser.parse_args(argv)
+    settings = ModelConfig(name=options.drafter, dtype=options.dtype, threads=options.threads)
+    tokenizer = Tokenizer.load(resolve_model_dir(options.target))
+    drafter = load_distilled_drafter("distilled", settings, kv_slots=2, max_context=2048, tokenizer=tokenizer)
+    found: dict[str, Acceptance] = {}
+    for answer in _chosen(options.answers, options.held_out_every, options.each):
+        one = found.setdefault(answer.task, Acceptance(k=options.k))
+        _play(drafter, answer, tokenizer.vocab_size, one)
+    print(f"{'task':20} {'length':>6} {'first':>6}  accepted at each position, of those that reached it")
+    for task, one in sorted(found.items()):
+        print(f"{task:20} {one.mean_length:6.3f} {one.by_position[0]:6.3f}  {_list(one.by_position)}")
+    mean = sum(one.mean_length for one in found.values()) / max(len(found), 1)
+    result = {
+        "drafter": options.drafter,
+        "version": drafter.version,
+        "k": options.k,
+        "mean_length_over_tasks": round(mean, 3),
+        "by_task": {task: round(one.mean_length, 3) for task, one in sorted(found.items())},
+        "by_position": {task: [round(x, 3) for x in one.by_position] for task, one in sorted(found.items())},
+        "bars": {"mean_length_over_tasks": 2.0},
+    }
+    if not options.no_cost:
+        model = ModelConfig(name=options.target, dtype=options.dtype, threads=options.threads)
+        target = load_runner(model, kv_slots=2, max_context=512)
+        result |= _costs(drafter, target, tokenizer.vocab_size)
+    print("RESULT " + json.dumps(result))
+
+
+def _chosen(directory: Path, every: int, each: int) -> list[Answer]:
+    counts: dict[str, int] = {}
+    chosen = []
+    for shard in whole_shards(directory):
+        for answer in read_shard(shard):
+            if answer.temperature == 0 and is_held_out(answer, every) and counts.get(answer.task, 0) < each:
+                counts[answer.task] = counts.get(answer.task, 0) + 1
+                chosen.append(answer)
+    return chosen
+
+
+def _play(drafter: ModelDrafter, answer: Answer, vocab_size: int, to: Acceptance) -> None:
+    """The rounds that serving would have along ``answer``."""
+    ids = answer.ids.tolist()
+    drafter.open(1)
+    at = answer.prompt_len
+    while at < len(ids):
+        request = DraftRequest(1, ids[:at], answer.prompt_len, _GREEDY, to.k, vocab_size)
+        guesses = None
+        while guesses is None:
+            guesses = drafter.propose([request])[0]
+        guesses = guesses[: len(ids) - at]
+        hits = 0
+        while hits < len(guesses) and guesses[hits] == ids[at + hits]:
+            hits += 1
+        at += to.add_round(hits, len(guesses), len(ids) - at)
+    drafter.close(1)
+
+
+def _costs(drafter: ModelDrafter, target: Runner, vocab_size: int) -> dict[str, float]:
+    """Least of many, alternating, context 256: one guess more, and one step of the target with one row; milliseconds."""
+    prompt = [(7919 * i) % vocab_size for i in range(256)]
+    slot = target.kv.acquire()
+    assert slot is not None
+    with torch.inference_mode():
+        target.forward([Segment(slot, 0, prompt, 1)])
+        drafter.open(2)
+        few: list[float] = []
+        many: list[float] = []
+        step: list[float] = []
+        for _ in range(40):
+            for times, k in ((few, 1), (many, 9)):
+                began = time.perf_counter()
+                drafter.propose([DraftRequest(2, prompt, 256, _GREEDY, k, vocab_size)])
+                times.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            target.forward([Segment(slot, 256, prompt[:1], 1)])
+            step.append(time.perf_counter() - began)
+            target.kv.truncate(slot, 256)
+        drafter.close(2)
+    guess, whole = 1e3 * (min(many) - min(few)) / 8, 1e3 * min(step)
+    print(f"one guess {guess:.3f} ms, one target step {whole:.3f} ms: {guess / whole:.3f}", file=sys.stderr)
+    return {
+        "guess_ms": round(guess, 3),
+        "target_step_ms": round(whole, 3),
+        "guess_share": round(guess / whole, 3),
+    }
+
+
+def _list(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.3f}" for value in values)
+
+
+if __name__ == "__main__":
+    main()
