@@ -25,7 +25,7 @@ from training.acceptance import Acceptance
 from training.answers import Answer, is_held_out, read_shard, whole_shards
 from training.drafter_model import Batch, DrafterModel, Rows
 from training.loss import HeadLoss, Targets, targets_of
-from training.optimizer import Average, optimizers, restore, set_rates
+from training.optimizer import Average, make_optimizer, restore, set_rates
 from training.start import fit_head
 from training.vocabulary import ranked_vocabulary
 
@@ -52,10 +52,15 @@ def _options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--vocab", type=int, default=8192, help="tokens that the head knows")
     parser.add_argument("--minutes", type=float, default=110, help="training time, evaluation left out")
     parser.add_argument(
+        "--steps", type=int, default=0, help="length of the schedule in steps, instead of minutes"
+    )
+    parser.add_argument(
+        "--eval-steps", type=int, default=0, help="steps between evaluations, instead of minutes"
+    )
+    parser.add_argument(
         "--decay-share", type=float, default=0.3, help="last part of it in which the rate falls"
     )
     parser.add_argument("--batch-tokens", type=int, default=2048)
-    parser.add_argument("--optimizer", choices=("muon", "adamw"), default="adamw")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--head-lr", type=float, default=1e-3)
     parser.add_argument("--warmup", type=int, default=30, help="steps until the full rate")
@@ -100,9 +105,7 @@ class Run:
         saved_at = self.directory / "checkpoint.pt"
         saved = torch.load(saved_at, weights_only=True) if saved_at.is_file() else None
         self.model, self.index_of = self._model(saved)
-        self.optimizers = optimizers(
-            self.model, kind=options.optimizer, lr=options.lr, head_lr=options.head_lr
-        )
+        self.optimizer = make_optimizer(self.model, lr=options.lr, head_lr=options.head_lr)
         self.average = Average(self.model, options.average)
         if saved:
             self._resume(saved)
@@ -142,7 +145,7 @@ class Run:
                 self._bar(share, recent, tokens / since)
                 if share >= 1:
                     self.stopping = True
-                if self.elapsed_s - marked > 60 * self.options.eval_minutes or self.stopping:
+                if self._is_time_to_look(marked) or self.stopping:
                     marked = self.elapsed_s
                     self.evaluate(recent, tokens / since)
                     tokens, since = 0, 0.0
@@ -158,14 +161,13 @@ class Run:
         if share > 1 - decay:
             rate *= max((1 - share) / decay, 0.02)
             tv = self.options.tv
-        set_rates(self.optimizers, rate)
+        set_rates(self.optimizer.param_groups, rate)
         hidden = self.model(prepared.batch)
         loss = HeadLoss.apply(hidden, self.model.head, prepared.targets, tv)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         self.average.update(self.model)
         self.step += 1
         return float(loss.detach())
@@ -225,8 +227,7 @@ class Run:
         state |= {
             "average": self.average.weights,
             "average_steps": self.average.steps,
-            "optimizer": self.options.optimizer,
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "optimizer": self.optimizer.state_dict(),
             "elapsed_s": self.elapsed_s,
             "step": self.step,
             "epoch": self.epoch,
@@ -246,8 +247,7 @@ class Run:
     def _resume(self, saved: dict[str, Any]) -> None:
         self.model.load_state_dict(saved["weights"], strict=False)
         self.average.weights, self.average.steps = saved["average"], saved["average_steps"]
-        if saved.get("optimizer") == self.options.optimizer:  # after a change of the kind it starts afresh
-            restore(self.optimizers, saved["optimizers"])
+        restore(self.optimizer, saved["optimizer"])
         self.elapsed_s, self.step, self.epoch = saved["elapsed_s"], saved["step"], saved["epoch"]
         self.best = saved["best"]
 
@@ -299,11 +299,19 @@ class Run:
             yield self.prepared(group)
 
     def _progress(self) -> float:
+        """Share of the schedule that is behind."""
+        if self.options.steps:
+            return min((self.step + 1) / int(self.options.steps), 1.0)
         asked = self.directory / "minutes"
         minutes: float = self.options.minutes
         if asked.is_file():
             minutes = float(asked.read_text(encoding="utf-8") or minutes)
         return min(self.elapsed_s / (60 * minutes), 1.0)
+
+    def _is_time_to_look(self, marked_s: float) -> bool:
+        if self.options.eval_steps:
+            return self.step % int(self.options.eval_steps) == 0
+        return self.elapsed_s - marked_s > 60 * float(self.options.eval_minutes)
 
     def _bar(self, share: float, loss: float, speed: float) -> None:
         if sys.stderr.isatty() or self.step % 50 == 0:

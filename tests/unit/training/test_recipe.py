@@ -42,9 +42,9 @@ def made(request, tmp_path_factory) -> tuple[Path, Path, Path]:
          "--longest", "48", "--shard", "10"]
     )  # fmt: skip
     train = [*common, "--answers", str(root / "answers"), "--run", str(root / "run"), "--vocab", "128",
-             "--batch-tokens", "300", "--held-out-every", "3", "--eval-minutes", "0.01"]  # fmt: skip
-    distill.main([*train, "--minutes", "0.02"])
-    distill.main([*train, "--minutes", "0.04", "--tv", "0.5"])
+             "--batch-tokens", "300", "--held-out-every", "3", "--eval-steps", "10"]  # fmt: skip
+    distill.main([*train, "--steps", "10"])
+    distill.main([*train, "--steps", "60", "--tv", "0.5"])
     export.main(["--run", str(root / "run"), "--to", str(root / "drafter"), "--head-bits", "8"])
     return target, root / "run", root / "drafter"
 
