@@ -63,6 +63,8 @@ def _options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--head-lr", type=float, default=1e-3)
+    parser.add_argument("--dropout", type=float, default=0.1, help="of what each half of a layer adds")
+    parser.add_argument("--decay", type=float, default=0.05, help="weight decay of matrices")
     parser.add_argument("--warmup", type=int, default=30, help="steps until the full rate")
     parser.add_argument("--hard", type=float, default=0.1, help="share of the likeliest token in the loss")
     parser.add_argument("--tv", type=float, default=0.0, help="share of total variation while the rate falls")
@@ -105,7 +107,11 @@ class Run:
         saved_at = self.directory / "checkpoint.pt"
         saved = torch.load(saved_at, weights_only=True) if saved_at.is_file() else None
         self.model, self.index_of = self._model(saved)
-        self.optimizer = make_optimizer(self.model, lr=options.lr, head_lr=options.head_lr)
+        self.optimizer = make_optimizer(
+            self.model, lr=options.lr, head_lr=options.head_lr, decay=options.decay
+        )
+        for layer in self.model.layers:
+            layer.dropout = options.dropout
         self.average = Average(self.model, options.average)
         if saved:
             self._resume(saved)
@@ -177,6 +183,7 @@ class Run:
         """Acceptance of the averaged weights on the split that is not trained on."""
         own = {name: param.detach().clone() for name, param in self.model.named_parameters()}
         self.model.load_state_dict(self.average.weights, strict=False)
+        self.model.eval()
         greedy, sampled, loss, count = Acceptance(), Acceptance(), 0.0, 0.0
         tasks: dict[str, Acceptance] = {}
         for answers in _groups(self.held_out, self.options.batch_tokens):
@@ -220,6 +227,7 @@ class Run:
         if self.options.patience and self.since_best >= self.options.patience:
             self.stopping = True
         self.model.load_state_dict(own, strict=False)
+        self.model.train()
 
     def save(self) -> None:
         """A checkpoint to go on from."""

@@ -43,6 +43,7 @@ class Layer(nn.Module):
     def __init__(self, shape: Shape, *, bias: bool, head_norms: bool) -> None:
         super().__init__()
         self.shape = shape
+        self.dropout = 0.0
         queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
         self.attention_norm = nn.Parameter(torch.ones(shape.hidden))
         self.query = nn.Linear(shape.hidden, queries, bias=bias)
@@ -111,10 +112,13 @@ class Layer(nn.Module):
         return _rotate(query, rotation)
 
     def _up(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention_out(attended.flatten(1))
+        x = x + self._dropped(self.attention_out(attended.flatten(1)))
         gate, up = self.gate_up(norm(x, self.mlp_norm, self.shape.epsilon)).chunk(2, dim=1)
-        out: torch.Tensor = x + self.down(F.silu(gate) * up)
-        return out
+        return x + self._dropped(self.down(F.silu(gate) * up))
+
+    def _dropped(self, branch: torch.Tensor) -> torch.Tensor:
+        """Dropout while training: answers are few and are read several times."""
+        return F.dropout(branch, self.dropout, self.training) if self.dropout else branch
 
 
 class DrafterModel(nn.Module):

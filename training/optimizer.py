@@ -24,7 +24,7 @@ class Average:
             self.weights[name].lerp_(param, share)
 
 
-def make_optimizer(model: DrafterModel, *, lr: float, head_lr: float) -> torch.optim.AdamW:
+def make_optimizer(model: DrafterModel, *, lr: float, head_lr: float, decay: float) -> torch.optim.AdamW:
     """``peak`` of each of its groups is the full rate."""
     layers = [param for layer in model.layers for param in layer.parameters()]
     groups = [
@@ -37,15 +37,15 @@ def make_optimizer(model: DrafterModel, *, lr: float, head_lr: float) -> torch.o
             "weight_decay": 0.0,
         },
     ]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=decay, fused=True)
 
 
 def restore(optimizer: torch.optim.Optimizer, state: dict[str, object]) -> None:
-    """Take a saved state; the rates stay those that were asked for."""
-    peaks = [group["peak"] for group in optimizer.param_groups]
+    """Take a saved state; rates and decay stay those that were asked for."""
+    asked = [(group["peak"], group["weight_decay"]) for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
-    for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-        group["peak"] = peak
+    for group, (peak, decay) in zip(optimizer.param_groups, asked, strict=True):
+        group["peak"], group["weight_decay"] = peak, decay
 
 
 def set_rates(groups: Iterable[dict[str, float]], factor: float) -> None:
