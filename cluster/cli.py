@@ -28,6 +28,7 @@ from paceline.errors import (
     PacelineError,
     PeerLostError,
 )
+from paceline.types import Law
 
 if TYPE_CHECKING:
     from cluster.launch import Cluster
@@ -161,6 +162,9 @@ def generate(
     ] = False,
     drafter: Annotated[str | None, typer.Option(help="Decode speculatively with this drafter.")] = None,
     k: Annotated[int | None, typer.Option("--k", help="Most draft tokens a round.")] = None,
+    law: Annotated[
+        Law | None, typer.Option(help="How drafts are accepted; default: the server's setting.")
+    ] = None,
     task: Annotated[str, typer.Option(help="Type of task; default: classified from the prompt.")] = "",
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the output; repeat for more.")
@@ -180,8 +184,9 @@ def generate(
         from paceline.types import Mode
 
         wrong = []
-        if plain and (drafter is not None or k is not None):
-            wrong.append(FieldViolation("--plain", "means no drafter: leave out --drafter and --k"))
+        asked = drafter is not None or k is not None or law is not None
+        if plain and asked:
+            wrong.append(FieldViolation("--plain", "means no drafter: leave out --drafter, --k and --law"))
         if system and not chat:
             wrong.append(FieldViolation("--system", "needs the chat template: leave out --raw"))
         text = sys.stdin.read() if prompt == "-" else prompt
@@ -200,13 +205,10 @@ def generate(
             "max_tokens": max_tokens,
             "stop": stop or (),
             "task_type": task,
-            "mode": Mode.PLAIN
-            if plain
-            else Mode.SPECULATIVE
-            if drafter is not None or k is not None
-            else None,
+            "mode": Mode.PLAIN if plain else Mode.SPECULATIVE if asked else None,
             "drafter": None if plain else drafter,
             "k": None if plain else k,
+            "law": None if plain else law,
             "tenant": tenant,
             "priority": priority,
         }

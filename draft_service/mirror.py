@@ -15,7 +15,7 @@ from draft_service.worker import DraftWorker
 from paceline.link import Fate, MirrorState, Stamp
 from paceline.ranges import MAX_K
 from paceline.telemetry.context import TraceContext
-from paceline.types import SamplingParams
+from paceline.types import Law, SamplingParams
 
 MAX_CLOSED = 4096
 """Closed sequences remembered for each link. What is older cannot be on its way any more."""
@@ -33,6 +33,7 @@ class Opening:
     sampling: SamplingParams
     decode: TraceContext | None
     scope: str = ""
+    law: Law = Law.COUPLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class LinkMirrors:
                 _question(ask, arrived),
                 self._deliver,
                 opening.scope,
+                opening.law,
             ),
         )
         return None

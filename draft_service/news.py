@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from draft_service.refusal import RefusalReason
-from paceline.types import SamplingParams
+from paceline.types import DraftDistribution, Law, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Drafted:
     question: Question
     started: float
     draft_s: float
+    distributions: tuple[DraftDistribution, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Open:
     question: Question | None
     deliver: Deliver
     scope: str = ""
+    law: Law = Law.COUPLED
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import grpc
 from draft_service.mirror import Ask, LinkMirrors, Mirror, Opening
 from draft_service.news import Answer, Drafted, Refused
 from draft_service.refusal import Refusal, RefusalReason
-from paceline.codec import sampling_from_pb
+from paceline.codec import law_from_pb, sampling_from_pb
 from paceline.errors import InvalidRequestError
 from paceline.link import Stamp
 from paceline.telemetry import MAX_ROUND_SPANS, Telemetry, TraceContext, names, round_context
@@ -115,6 +115,7 @@ class LinkStream:
                 sampling_from_pb(entry.sampling),
                 self._traced(entry.traceparent),
                 entry.scope,
+                law_from_pb(entry.law),
             )
             ask = Ask(entry.k, entry.round)
             refusals.append(mirrors.open(entry.sequence_id, entry.epoch, opening, ask, arrived))
@@ -190,6 +191,10 @@ class LinkStream:
                 queue_s=drafted.started - arrived,
                 draft_s=drafted.draft_s,
                 residence_s=now - arrived,
+                distributions=[
+                    pb.DraftDistribution(token_ids=d.token_ids, probabilities=d.probs)
+                    for d in drafted.distributions
+                ],
             )
             self._record(mirror, drafted, now)
         return message

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from draft_service.drafters.base import PASS, Drafter, DraftRequest, Outcome, tidy
+from draft_service.drafters.base import PASS, Drafter, DraftRequest, Outcome, Sampled, tidy
 from draft_service.news import Alone, Answer, Close, Deliver, Drafted, Event, Extend, Open, Question, Refused
 from draft_service.refusal import RefusalReason
 from draft_service.relay import Post, Relay
@@ -272,6 +272,7 @@ class DraftWorker:
                     opening.vocab_size,
                     scope=opening.scope,
                     alone=self._relay is None or self._relay.is_alone(handle),
+                    law=opening.law,
                 )
             )
         return requests
@@ -301,8 +302,17 @@ class DraftWorker:
             self._forget(handle)
             batch.add(deliver, Refused(handle, RefusalReason.INTERNAL, _words(outcome)))
             return
+        token_ids, distributions = (
+            (outcome.token_ids, outcome.distributions) if isinstance(outcome, Sampled) else (outcome, ())
+        )
         answer = Drafted(
-            handle, len(request.token_ids), outcome, question, sequence.started, sequence.draft_s
+            handle,
+            len(request.token_ids),
+            token_ids,
+            question,
+            sequence.started,
+            sequence.draft_s,
+            distributions,
         )
         self._ask(handle, sequence, None)
         if self._relay is not None:
@@ -331,6 +341,12 @@ def _check(request: DraftRequest, outcome: Outcome) -> None:
         if request.alone:
             raise ValueError("passed on a question that is for this drafter alone")
         return
+    if isinstance(outcome, Sampled):
+        if len(outcome.distributions) != len(outcome.token_ids):
+            raise ValueError(
+                f"{len(outcome.distributions)} distributions for {len(outcome.token_ids)} tokens"
+            )
+        outcome = outcome.token_ids
     if len(outcome) > request.k:
         raise ValueError(f"{len(outcome)} guesses where at most {request.k} were asked for")
     if outcome and not (min(outcome) >= 0 and max(outcome) < request.vocab_size):

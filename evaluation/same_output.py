@@ -23,7 +23,7 @@ from pathlib import Path
 
 from evaluation.workload import Prompt, load_spec_bench
 from paceline.client import Chunk, Client, Finished, Started, generate_request
-from paceline.types import Mode, SpeculativeStats
+from paceline.types import Law, Mode, SpeculativeStats
 
 GAP_BOUND = 1e-4
 
@@ -86,6 +86,7 @@ async def decode(client: Client, prompt: Prompt, setting: Setting, max_tokens: i
         mode=Mode.SPECULATIVE if setting.drafter else Mode.PLAIN,
         drafter=setting.drafter or None,
         k=setting.k or None,
+        law=Law.COUPLED if setting.drafter else None,  # the others promise the distribution, not the tokens
     )
     ids: list[int] = []
     answer: Answer | None = None

@@ -29,6 +29,7 @@ from paceline.serving.channel import error_from_rpc, open_channel
 from paceline.serving.status import DETAILS_KEY
 from paceline.types import (
     FinishReason,
+    Law,
     Mode,
     ModelInfo,
     Plan,
@@ -144,6 +145,7 @@ def generate_request(
     mode: Mode | None = None,
     drafter: str | None = None,
     k: int | None = None,
+    law: Law | None = None,
     request_id: str = "",
     tenant: str = "",
     priority: int = 0,
@@ -197,10 +199,13 @@ def generate_request(
     elif token_ids is not None:
         request.tokens.ids.extend(token_ids)
         request.tokens.SetInParent()
-    if mode is not None or drafter is not None or k is not None:
+    if mode is not None or drafter is not None or k is not None or law is not None:
         request.decoding.CopyFrom(
             router_pb2.DecodingOverride(
-                mode=_MODES[mode] if mode else common_pb2.DECODING_MODE_UNSPECIFIED, drafter=drafter, k=k
+                mode=_MODES[mode] if mode else common_pb2.DECODING_MODE_UNSPECIFIED,
+                drafter=drafter,
+                k=k,
+                law=codec.law_to_pb(law) if law else common_pb2.ACCEPTANCE_LAW_UNSPECIFIED,
             )
         )
     return request

@@ -6,7 +6,11 @@ from paceline import types
 from paceline.v1 import common_pb2 as pb
 
 _MODE = {types.Mode.PLAIN: pb.DECODING_MODE_PLAIN, types.Mode.SPECULATIVE: pb.DECODING_MODE_SPECULATIVE}
-_LAW = {types.Law.COUPLED: pb.ACCEPTANCE_LAW_COUPLED}
+_LAW = {
+    types.Law.COUPLED: pb.ACCEPTANCE_LAW_COUPLED,
+    types.Law.RATIO: pb.ACCEPTANCE_LAW_RATIO,
+    types.Law.BLOCK: pb.ACCEPTANCE_LAW_BLOCK,
+}
 _FINISH = {
     types.FinishReason.STOP: pb.FINISH_REASON_STOP,
     types.FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -62,6 +66,16 @@ def sampling_from_pb(message: pb.SamplingParams) -> types.SamplingParams:
     return types.SamplingParams(**given, logit_bias=dict(message.logit_bias))
 
 
+def law_to_pb(law: types.Law) -> "pb.AcceptanceLaw.ValueType":
+    """As it is."""
+    return _LAW[law]
+
+
+def law_from_pb(value: "pb.AcceptanceLaw.ValueType") -> types.Law:
+    """Unspecified, and one that this version does not know: coupled, which is exact with any drafter."""
+    return _LAW_BACK.get(value, types.Law.COUPLED)
+
+
 def plan_to_pb(plan: types.Plan) -> pb.Plan:
     """As it is."""
     return pb.Plan(
@@ -84,7 +98,7 @@ def plan_from_pb(message: pb.Plan) -> types.Plan:
     """An unspecified mode is plain; a speculative plan without a law is coupled."""
     if _MODE_BACK.get(message.mode, types.Mode.PLAIN) is types.Mode.PLAIN:
         return types.Plan.plain(message.reason)
-    law = _LAW_BACK.get(message.law, types.Law.COUPLED)
+    law = law_from_pb(message.law)
     prior = None
     if message.HasField("prior"):
         given = message.prior

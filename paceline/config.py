@@ -41,6 +41,7 @@ class ModelConfig(Section):
     """``lean``: own forward, Llama-shaped models only. ``reference``: through transformers. ``auto``: lean if possible."""
 
 
+DEFAULT_TOP_M = 32
 DRAFTER_KINDS = ("ngram", "suffix", "model", "distilled", "cascade", "random", "simulated")
 
 
@@ -136,6 +137,9 @@ class DraftConfig(Section):
     """Longest sequence that a drafter with memory mirrors."""
     stall_s: Annotated[float, Field(gt=0)] = 30.0
     """Health turns NOT_SERVING when a drafter has been at one batch for so long."""
+    top_m: Annotated[int, Field(ge=1, le=1024)] = DEFAULT_TOP_M
+    """Under the laws ratio and block: a drafter draws from so many of its likeliest tokens, and 8 bytes for each go over
+    the link for every guess."""
     drafters: dict[str, DrafterConfig] = Field(
         default_factory=lambda: {
             "cascade": DrafterConfig(kind="cascade", members=("suffix",)),
@@ -161,6 +165,9 @@ class RouterConfig(Section):
     server: Annotated[ServerConfig, _port_unless_said(7440)] = ServerConfig(port=7440)
     verify_endpoints: tuple[str, ...] = ("127.0.0.1:7441",)
     default_max_tokens: Annotated[int, Field(ge=1)] = 256
+    law: Literal["coupled", "ratio", "block"] = "coupled"
+    """How drafts are accepted where the request does not say. ``coupled``: the tokens of plain decoding, whatever the
+    drafter. ``ratio``, ``block``: their distribution only; a few per cent more acceptance at high temperature (docs/laws.md)."""
     resume_s: Annotated[float, Field(ge=0)] = 30.0
     """How long a request whose verify replica is lost may look for another one."""
     plans: dict[str, PlanRule] = Field(default_factory=dict)

@@ -25,6 +25,11 @@ class Law(Enum):
     RATIO = "ratio"  # sampled, token by token: only the distribution does not depend on it
     BLOCK = "block"  # sampled, the whole block jointly
 
+    @property
+    def sampled(self) -> bool:
+        """Whether the drafter draws tokens of its own, and says what from."""
+        return self is not Law.COUPLED
+
 
 @dataclass(frozen=True, slots=True)
 class DraftDistribution:

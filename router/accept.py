@@ -10,7 +10,7 @@ from paceline.config import RouterConfig
 from paceline.errors import FieldViolation, InvalidRequestError
 from paceline.telemetry.spans import Telemetry
 from paceline.tokenizer import Tokenizer
-from paceline.types import Mode, Plan, SamplingParams
+from paceline.types import Law, Mode, Plan, SamplingParams
 from paceline.v1 import common_pb2, router_pb2
 from router.plan import DecodingWish, PlanTable
 from router.recent import RecentRequests
@@ -77,9 +77,18 @@ async def accept(parts: RouterParts, request: router_pb2.GenerateRequest, facts:
         max_tokens=max_tokens,
         stop_token_ids=stop_token_ids if request.ignore_eos else stop_token_ids.union(facts.eos_token_ids),
         task_type=task_type,
-        plan=parts.plans.decide(task_type, _wish(request.decoding), max_tokens, available),
+        plan=_lawful(parts.plans.decide(task_type, _wish(request.decoding), max_tokens, available), sampling),
         facts=facts,
         chat=request.WhichOneof("input") == "chat",
+    )
+
+
+def _lawful(plan: Plan, sampling: SamplingParams) -> Plan:
+    """The plan with the law that will be used: without a draw all laws are one."""
+    if plan.law is None or not plan.law.sampled or not sampling.greedy:
+        return plan
+    return replace(
+        plan, law=Law.COUPLED, reason=f"{plan.reason}; at temperature 0 every law is the coupled one"
     )
 
 
@@ -160,4 +169,5 @@ def _wish(decoding: router_pb2.DecodingOverride) -> DecodingWish:
         _MODES[decoding.mode],
         decoding.drafter if decoding.HasField("drafter") else None,
         decoding.k if decoding.HasField("k") else None,
+        codec.law_from_pb(decoding.law) if decoding.law else None,
     )

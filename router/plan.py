@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paceline.config import PlanRule
 from paceline.errors import ConfigError
-from paceline.types import Mode, Plan
+from paceline.types import Law, Mode, Plan
 from router.task_type import UNSURE
 
 DEFAULT = "default"
@@ -56,17 +56,19 @@ class DecodingWish:
     mode: Mode | None = None
     drafter: str | None = None
     k: int | None = None
+    law: Law | None = None
 
 
 class PlanTable:
     """The policy: the built-in table under the operator's rules."""
 
-    def __init__(self, rules: Mapping[str, PlanRule]) -> None:
-        """Raises ConfigError for a rule of an unknown type of task."""
+    def __init__(self, rules: Mapping[str, PlanRule], law: Law = Law.COUPLED) -> None:
+        """``law`` holds where the request wishes no other. Raises ConfigError for a rule of an unknown type of task."""
         unknown = sorted(set(rules) - set(_TABLE))
         if unknown:
             raise ConfigError(f"router.plans: unknown types of task {unknown}; known are {sorted(_TABLE)}")
         self._rules = _TABLE | dict(rules)
+        self._law = law
 
     def decide(
         self, task_type: str, wish: DecodingWish, max_tokens: int, drafters: Mapping[str, bool]
@@ -90,7 +92,7 @@ class PlanTable:
         if not drafters.get(drafter):
             state = "not available now" if drafter in drafters else "not known to the verify tier"
             return Plan.plain(f"drafter {drafter!r} is {state}; with it: {reason}")
-        return Plan.speculative(drafter, rule.k, reason)
+        return Plan.speculative(drafter, rule.k, reason, self._law)
 
     def _as_wished(self, rule: PlanRule, wish: DecodingWish, drafters: Mapping[str, bool]) -> Plan:
         drafter = wish.drafter or _best_drafter(rule.drafter, drafters)
@@ -103,7 +105,7 @@ class PlanTable:
         if not drafters.get(drafter):
             # The verify tier goes on plainly and takes the drafter up when it is back.
             reason += f"; drafter {drafter!r} is not available now, so rounds are plain until it is"
-        return Plan.speculative(drafter, k, reason, k_fixed=wish.k is not None)
+        return Plan.speculative(drafter, k, reason, wish.law or self._law, k_fixed=wish.k is not None)
 
 
 def _best_drafter(preferred: str, drafters: Mapping[str, bool]) -> str | None:

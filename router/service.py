@@ -13,6 +13,7 @@ from paceline.serving.server import TierServer
 from paceline.telemetry import names
 from paceline.telemetry.spans import Telemetry
 from paceline.tokenizer import Tokenizer
+from paceline.types import Law
 from paceline.v1 import common_pb2, router_pb2, router_pb2_grpc
 from router.accept import RouterParts
 from router.generation import Context, Generation
@@ -76,7 +77,7 @@ def _refuse_unknown(request: router_pb2.GetServerInfoRequest | router_pb2.ListRe
 async def create_server(config: PacelineConfig) -> TierServer:
     """The router, ready to start; it begins to look for its verify replicas at once. Raises ConfigError."""
     tokenizer = Tokenizer.load(resolve_model_dir(config.model.name))
-    plans = PlanTable(config.router.plans)
+    plans = PlanTable(config.router.plans, Law(config.router.law))
     telemetry = Telemetry.setup(
         config.telemetry,
         service_name=names.SERVICE_ROUTER,

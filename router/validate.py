@@ -4,7 +4,7 @@ Choices a serving engineer would look for here:
 - ``max_tokens`` beyond what the context leaves is refused, as vLLM refuses it: cutting it would end the output early
   without a word. Only an absent one is cut to what is left.
 - A field or enum value that this version does not know is refused: ignoring it would answer another question than asked.
-- ``drafter`` and ``k`` need ``mode`` speculative: under automatic they would be a wish that may be overruled silently.
+- ``drafter``, ``k`` and ``law`` need ``mode`` speculative: under automatic they would be a wish that may be overruled silently.
 - A prompt that cannot fit whatever its tokens are is refused by its size, before it is tokenised.
 """
 
@@ -212,6 +212,16 @@ def _decoding(wish: router_pb2.DecodingOverride, drafters: Mapping[str, Any]) ->
                 f"decoding.{name}",
                 f"{_shown(getattr(wish, name))}; only with mode {common_pb2.DecodingMode.Name(common_pb2.DECODING_MODE_SPECULATIVE)}",
             )
+    if wish.law not in common_pb2.AcceptanceLaw.values():
+        yield FieldViolation(
+            "decoding.law", f"{wish.law}; expected one of {_enum_words(common_pb2.AcceptanceLaw)}"
+        )
+    elif wish.law and not speculative:
+        yield FieldViolation(
+            "decoding.law",
+            f"{common_pb2.AcceptanceLaw.Name(wish.law)}; only with mode "
+            f"{common_pb2.DecodingMode.Name(common_pb2.DECODING_MODE_SPECULATIVE)}",
+        )
     if wish.HasField("drafter") and wish.drafter not in drafters:
         known = ", ".join(sorted(drafters)) or "none now"
         yield FieldViolation("decoding.drafter", f"{_shown(wish.drafter)}; known drafters: {known}")

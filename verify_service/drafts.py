@@ -11,8 +11,9 @@ from enum import Enum
 from typing import Protocol
 
 from paceline.link import Fate, ProposalGate, Stamp
-from paceline.types import Mode, ProposalOutcome
+from paceline.types import DraftDistribution, Mode, ProposalOutcome
 from verify_service.breaker import Breaker
+from verify_service.distributions import Fault, fault_of
 from verify_service.sequence import Sequence
 
 MIRROR_LAG = 32  # tokens that a mirror may lag behind while nothing is asked
@@ -21,11 +22,15 @@ RETRY_S = 1.0  # between two tries to open a sequence on replicas that had no ro
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A drafter's answer; empty ``token_ids``: no guess. ``residence_s``: how long it was on the draft replica."""
+    """A drafter's answer; empty ``token_ids``: no guess. ``residence_s``: how long it was on the draft replica.
+
+    ``distributions`` say what each token was drawn from, under the sampled laws; none: nothing was drawn.
+    """
 
     stamp: Stamp
     token_ids: list[int]
     residence_s: float
+    distributions: tuple[DraftDistribution, ...] = ()
 
 
 class Refusal(Enum):
@@ -98,6 +103,7 @@ class Block:
     asked_at: float = 0.0
     answered_at: float = 0.0
     residence_s: float = 0.0
+    distributions: tuple[DraftDistribution, ...] = ()
 
 
 _PLAIN = Block([], ProposalOutcome.NONE)
@@ -113,6 +119,8 @@ class Drafts:
         self._links: dict[str, Link] = {}
         self._asked: dict[int, _Asked] = {}
         self.fates: Counter[Fate] = Counter()
+        self.faults: Counter[Fault] = Counter()
+        """Blocks left aside under a sampled law because of their distributions."""
         self.known: dict[str, str] = {}  # drafter -> version, of every link ever up
 
     # --- what the links report ------------------------------------------------------------------------------
@@ -152,9 +160,19 @@ class Drafts:
             fate = asked.gate.judge(proposal.stamp, proposal.token_ids, self._vocab_size)
             self.fates[fate] += 1
             if fate is Fate.APPLY:
-                asked.answer, asked.answered_at = proposal, at
+                asked.answer, asked.answered_at = self._sound(proposal, asked.sequence), at
                 link.breaker.answered()
                 link.probe = None
+
+    def _sound(self, proposal: Proposal, sequence: Sequence) -> Proposal:
+        """The proposal, or an empty answer where it does not say rightly what its tokens were drawn from."""
+        if not (sequence.law.sampled and proposal.distributions):
+            return proposal
+        fault = fault_of(proposal.token_ids, proposal.distributions, self._vocab_size)
+        if fault is None:
+            return proposal
+        self.faults[fault] += 1
+        return Proposal(proposal.stamp, [], proposal.residence_s)
 
     def refused(self, endpoint: str, sequence_id: int, epoch: int, reason: Refusal) -> None:
         """A draft replica does not mirror a sequence (any more)."""
@@ -205,6 +223,7 @@ class Drafts:
             asked.asked_at,
             asked.answered_at,
             answer.residence_s,
+            answer.distributions if sequence.law.sampled else (),
         )
 
     def advance(self, sequence: Sequence, num_committed: int, k: int, *, wait: bool = True) -> None:

@@ -16,6 +16,7 @@ import grpc
 from paceline import codec
 from paceline.link import Stamp
 from paceline.serving.channel import open_channel
+from paceline.types import DraftDistribution
 from paceline.v1 import draft_pb2, draft_pb2_grpc
 from verify_service.drafts import Proposal, Refusal
 from verify_service.sequence import Sequence
@@ -130,7 +131,12 @@ class LinkClient:
             reason = _REFUSALS.get(refusal.reason, Refusal.FINAL)
             self._events.refused(self.endpoint, refusal.sequence_id, refusal.epoch, reason)
         proposals = [
-            Proposal(Stamp(p.sequence_id, p.epoch, p.base_len), list(p.token_ids), _believable(p.residence_s))
+            Proposal(
+                Stamp(p.sequence_id, p.epoch, p.base_len),
+                list(p.token_ids),
+                _believable(p.residence_s),
+                tuple(DraftDistribution(tuple(d.token_ids), tuple(d.probabilities)) for d in p.distributions),
+            )
             for p in message.proposals
         ]
         if proposals:
@@ -151,6 +157,7 @@ class LinkClient:
             k=k,
             round=sequence.stats.num_rounds,
             traceparent=spec.trace.to_traceparent() if spec.trace else "",
+            law=codec.law_to_pb(sequence.law),
             scope=_scope(spec.tenant),
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from paceline.telemetry.context import TraceContext
-from paceline.types import FinishReason, Plan, RoundRecord, SamplingParams, SpeculativeStats, Timings
+from paceline.types import FinishReason, Law, Plan, RoundRecord, SamplingParams, SpeculativeStats, Timings
 from verify_service.controller import UNDECIDED, Decision
 
 
@@ -101,10 +101,13 @@ class Sequence:
     network_s: float = 0.0
     wait_s: float = 0.0
     verify_s: float = 0.0
+    law: Law = Law.COUPLED  # greedy decoding has nothing to sample: there every law is the coupled one
 
     def __post_init__(self) -> None:
         """Take over prompt and tokens committed elsewhere."""
         self.tokens = [*self.spec.prompt_ids, *self.spec.committed_ids]
+        if self.spec.plan.law is not None and not self.spec.sampling.greedy:
+            self.law = self.spec.plan.law
 
     @property
     def num_generated(self) -> int:

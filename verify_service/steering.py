@@ -74,7 +74,9 @@ class Steering:
         }
         prompt_rows = sum(item.chunk for item in work if item.is_prefill)
         ready = [
-            Ready(sequence.id, len(block.token_ids), self._fixed(sequence))
+            # Drawn tokens are verified all or none: leaving one out for what it is (its length or confidence tells) would
+            # bias what is committed (docs/laws.md).
+            Ready(sequence.id, len(block.token_ids), self._fixed(sequence) or bool(block.distributions))
             for sequence, block in rounds
             if block.token_ids
         ]

@@ -9,14 +9,16 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+import torch
+
 from paceline.engine import Runner, Segment
-from paceline.sampling import TokenRow, choose
+from paceline.sampling import TokenRow, choose, decide, draft_tokens
 from paceline.types import RoundRecord
 from verify_service.controller import Decision
 from verify_service.drafts import Block, Drafts
 from verify_service.scheduler import Work
 from verify_service.sequence import Run, Sequence, State
-from verify_service.verdict import Verdict, commit, judge
+from verify_service.verdict import Verdict, commit, judge, settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,26 @@ def run_step(
     rows = [_row(item, block, runner) for item, block in zip(work, blocks, strict=True)]
     logits = runner.forward([row.segment for row in rows])
     forwarded = time.monotonic()
-    targets = choose(logits, [token_row for row in rows for token_row in _token_rows(row)])
+    if any(row.work.sequence.law.sampled for row in rows):
+        verdicts = _verdicts_by_law(rows, logits, max_context)
+    else:
+        verdicts = _coupled_verdicts(rows, logits, max_context)
+    for row, verdict in verdicts:
+        commit(row.work.sequence, verdict, runner.kv)
 
+    ended = time.monotonic()
+    for row in rows:
+        if not row.work.sequence.first_step:
+            row.work.sequence.first_step = started
+    batch = (len(rows), sum(len(row.segment.token_ids) for row in rows))
+    return [_outcome(row, verdict, started, forwarded, ended, batch, step) for row, verdict in verdicts]
+
+
+def _coupled_verdicts(
+    rows: SequenceOf[_Row], logits: torch.Tensor, max_context: int
+) -> list[tuple[_Row, Verdict]]:
+    """The target's own tokens for all rows at once, and what they make of the drafts; ``logits`` [T, V]."""
+    targets = choose(logits, [token_row for row in rows for token_row in _token_rows(row)])
     verdicts: list[tuple[_Row, Verdict]] = []
     at = 0
     for row in rows:
@@ -75,15 +95,31 @@ def run_step(
             room = row.work.sequence.room(max_context)
             verdicts.append((row, judge(draft, targets[at : at + count], stop_ids=spec.stop_ids, room=room)))
         at += count
-    for row, verdict in verdicts:
-        commit(row.work.sequence, verdict, runner.kv)
+    return verdicts
 
-    ended = time.monotonic()
+
+def _verdicts_by_law(
+    rows: SequenceOf[_Row], logits: torch.Tensor, max_context: int
+) -> list[tuple[_Row, Verdict]]:
+    """Each sequence under its own law; a step that holds a sampled one."""
+    verdicts: list[tuple[_Row, Verdict]] = []
+    at = 0
     for row in rows:
-        if not row.work.sequence.first_step:
-            row.work.sequence.first_step = started
-    batch = (len(rows), sum(len(row.segment.token_ids) for row in rows))
-    return [_outcome(row, verdict, started, forwarded, ended, batch, step) for row, verdict in verdicts]
+        sequence, count = row.work.sequence, row.segment.num_logits
+        part = logits[at : at + count]
+        at += count
+        if not count:
+            continue
+        if not sequence.law.sampled:
+            verdicts += _coupled_verdicts([row], part, max_context)
+            continue
+        block = row.block
+        draft = draft_tokens(block.token_ids, block.distributions) if block else []
+        accepted, token = decide(sequence.law, part, _token_rows(row), draft)
+        tokens = [*(kept.token_id for kept in draft[:accepted]), token]
+        room = sequence.room(max_context)
+        verdicts.append((row, settle(tokens, accepted, stop_ids=sequence.spec.stop_ids, room=room)))
+    return verdicts
 
 
 def _cut(block: Block, most: int) -> Block:
@@ -97,6 +133,7 @@ def _cut(block: Block, most: int) -> Block:
         block.asked_at,
         block.answered_at,
         block.residence_s,
+        block.distributions[:most],
     )
 
 

@@ -7,7 +7,7 @@ Others come by import path (``plug_in``, docs/drafters.md), cascades are made of
 
 from collections.abc import Mapping
 
-from draft_service.drafters.base import PASS, Drafter, DraftRequest, Outcome, TwoSpeed
+from draft_service.drafters.base import PASS, Drafter, DraftRequest, Outcome, Sampled, TwoSpeed
 from draft_service.drafters.cascade import Cascade
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafters.plug_in import Constructor, load_plug_in
@@ -27,6 +27,7 @@ __all__ = [
     "DraftRequest",
     "Drafter",
     "Outcome",
+    "Sampled",
     "SuffixDrafter",
     "TwoSpeed",
     "build_drafters",
@@ -58,6 +59,7 @@ def _model(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: T
         kv_slots=config.draft.kv_slots,
         max_context=config.draft.max_context,
         tokenizer=tokenizer,
+        top_m=config.draft.top_m,
     )
 
 

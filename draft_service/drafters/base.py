@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
-from paceline.types import SamplingParams
+from paceline.types import DraftDistribution, Law, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,19 @@ class DraftRequest:
     vocab_size: int
     scope: str = ""
     alone: bool = True
+    law: Law = Law.COUPLED
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Guesses that were drawn, each with what it was drawn from: what ``ratio`` and ``block`` want.
+
+    The draw takes noise of its own (``paceline.sampling.sample_draft``). How long a block is, and how long it takes, may
+    hang on no token that is not in it: leaving one out because of what it is biases the output.
+    """
+
+    token_ids: list[int]
+    distributions: tuple[DraftDistribution, ...]
 
 
 class _Pass(Enum):
@@ -35,7 +48,8 @@ class _Pass(Enum):
 
 PASS: Final = _Pass.ON
 """An outcome: the slower half shall answer (see ``TwoSpeed``)."""
-Outcome: TypeAlias = list[int] | Literal[_Pass.ON] | None
+Outcome: TypeAlias = list[int] | Sampled | Literal[_Pass.ON] | None
+"""A drafter's answer. A plain list is right under every law: such guesses count as certain."""
 
 
 class Drafter(Protocol):
@@ -65,7 +79,7 @@ class Drafter(Protocol):
         """Make room for a sequence. Raises CapacityError where there is none."""
 
     def propose(self, batch: Sequence[DraftRequest]) -> Sequence[Outcome]:
-        """Guesses for each request, empty where it has none.
+        """Outcome for each request, empty where it has none; ``Sampled`` ones only where ``request.law`` is a sampled law.
 
         None: it has got on with reading the sequence but is not through; it is asked again at once. May raise: the
         batch is then retried one by one, and only a sequence on which it raises again loses its drafter.

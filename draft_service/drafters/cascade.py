@@ -24,6 +24,7 @@ from draft_service.drafters.base import (
     Drafter,
     DraftRequest,
     Outcome,
+    Sampled,
     Weighed,
     Weighing,
     tidy,
@@ -158,8 +159,9 @@ class Slower:
         outcomes: dict[int, Outcome] = {}
         for request, answer in zip(requests, answers, strict=True):
             outcomes[request.handle] = answer
-            if isinstance(answer, list):
-                member.track(request).guessed(len(request.token_ids), answer)
+            if isinstance(answer, list | Sampled):
+                guesses = answer.token_ids if isinstance(answer, Sampled) else answer
+                member.track(request).guessed(len(request.token_ids), guesses)
                 member.record.took(request.k, took_s)
                 del self._chosen[request.handle]
         return outcomes

@@ -1,5 +1,7 @@
 """A smaller causal model as drafter: batched over sequences, on mirrored KV, drawing with the target's own noise.
 
+Under a sampled law it draws with noise of its own instead, from its ``top_m`` likeliest tokens, and says what from.
+
 A sequence's KV holds what was read last: confirmed tokens and the drafter's own guesses after them. What the verifier
 then commits decides how much of it stays:
 
@@ -8,19 +10,19 @@ then commits decides how much of it stays:
     kept       P P P P a            truncate; x is read next, and its logits give the next guess
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from draft_service.drafters.base import DraftRequest
-from paceline.config import ModelConfig
+from draft_service.drafters.base import DraftRequest, Outcome, Sampled
+from paceline.config import DEFAULT_TOP_M, ModelConfig
 from paceline.engine import Runner, Segment, load_runner
 from paceline.errors import CapacityError, ConfigError
 from paceline.model_store import resolve_model_dir
-from paceline.sampling import TokenRow, choose
+from paceline.sampling import TokenRow, choose, sample_draft
 from paceline.tokenizer import Tokenizer
-from paceline.types import SamplingParams
+from paceline.types import DraftDistribution, SamplingParams
 
 # More unread tokens than a round can bring (64 guesses and the target's own) are a prompt. It is read in chunks: large
 # ones while all that are open are prompts, else small ones, so that those who draft lose little.
@@ -62,6 +64,7 @@ class _Draft:
     sampling: SamplingParams
     unread_ids: Sequence[int]
     guesses: list[int] = field(default_factory=list)
+    distributions: list[DraftDistribution] = field(default_factory=list)
     ended: bool = False
 
     @property
@@ -71,6 +74,18 @@ class _Draft:
     @property
     def wants_more(self) -> bool:
         return not self.ended and len(self.guesses) < self.request.k
+
+    @property
+    def samples(self) -> bool:
+        return self.request.law.sampled and not self.sampling.greedy
+
+    def answer(self, eos_ids: Set[int]) -> list[int] | Sampled:
+        """The guesses, up to the first end of sequence."""
+        if not self.samples:
+            return self.guesses
+        ends = [index + 1 for index, guess in enumerate(self.guesses) if guess in eos_ids]
+        most = ends[0] if ends else len(self.guesses)
+        return Sampled(self.guesses[:most], tuple(self.distributions[:most]))
 
     def row(self) -> TokenRow:
         """The next position; the guesses so far count as output, for penalties too."""
@@ -87,13 +102,14 @@ class ModelDrafter:
 
     slow = True
 
-    def __init__(self, name: str, runner: Runner, *, version: str) -> None:
+    def __init__(self, name: str, runner: Runner, *, version: str, top_m: int = DEFAULT_TOP_M) -> None:
         self.name = name
         self.version = version
         self.max_context = min(runner.info.max_context, runner.kv.capacity)
         self._runner = runner
         self._eos_ids = frozenset(runner.eos_token_ids)
         self._slots: dict[int, _Slot] = {}
+        self._top_m = top_m
 
     @property
     def num_free_slots(self) -> int:
@@ -116,7 +132,7 @@ class ModelDrafter:
             self._runner.kv.release(slot.slot)
 
     @torch.inference_mode()
-    def propose(self, batch: Sequence[DraftRequest]) -> list[list[int] | None]:
+    def propose(self, batch: Sequence[DraftRequest]) -> list[Outcome]:
         """One forward over what is unread, then one for each further guess, all sequences packed.
 
         None for a prompt that is not read to its end yet.
@@ -132,7 +148,7 @@ class ModelDrafter:
                 self._runner.kv.truncate(draft.slot.slot, 0)
                 draft.slot.read_ids, draft.slot.num_confirmed = [], 0
             raise
-        return [draft.guesses if id(draft) in through else None for draft in drafts]
+        return [draft.answer(self._eos_ids) if id(draft) in through else None for draft in drafts]
 
     # --- steps ------------------------------------------------------------------------------------------------
 
@@ -184,9 +200,29 @@ class ModelDrafter:
         if not drafts:
             return
         _exclude_padding(logits, drafts)
+        if any(draft.samples for draft in drafts):
+            self._draw(drafts, logits)
+            return
         for draft, guess in zip(drafts, choose(logits, [draft.row() for draft in drafts]), strict=True):
             draft.guesses.append(guess)
             draft.ended = guess in self._eos_ids
+
+    def _draw(self, drafts: Sequence[_Draft], logits: torch.Tensor) -> None:
+        """One guess each, under each one's law; ``logits`` [B, V].
+
+        A sampled block goes on behind an end of sequence and is cut afterwards: were it ready sooner for what was drawn,
+        it would be in time more often, and what is verified would no longer be distributed as it says.
+        """
+        for index, draft in enumerate(drafts):
+            part, rows = logits[index : index + 1], [draft.row()]
+            if draft.samples:
+                base_len = len(draft.request.token_ids)
+                [(guess, distribution)] = sample_draft(part, rows, [base_len], self._top_m)
+                draft.distributions.append(distribution)
+            else:
+                guess = choose(part, rows)[0]
+                draft.ended = guess in self._eos_ids
+            draft.guesses.append(guess)
 
 
 def _segment(draft: _Draft, piece: Sequence[int], num_logits: int) -> Segment:
@@ -209,7 +245,14 @@ def _readable(sampling: SamplingParams, vocab_size: int) -> SamplingParams:
 
 
 def load_model_drafter(
-    name: str, model: ModelConfig, *, layers: int, kv_slots: int, max_context: int, tokenizer: Tokenizer
+    name: str,
+    model: ModelConfig,
+    *,
+    layers: int,
+    kv_slots: int,
+    max_context: int,
+    tokenizer: Tokenizer,
+    top_m: int = DEFAULT_TOP_M,
 ) -> ModelDrafter:
     """The drafter of one settings entry. Blocks while the model loads.
 
@@ -224,4 +267,4 @@ def load_model_drafter(
         )
     runner = load_runner(model, kv_slots=kv_slots, max_context=max_context, layers=layers)
     version = runner.info.fingerprint[:16] + (f"-{layers}L" if layers else "")
-    return ModelDrafter(name, runner, version=version)
+    return ModelDrafter(name, runner, version=version, top_m=top_m)

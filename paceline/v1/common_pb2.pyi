@@ -57,6 +57,10 @@ class _AcceptanceLawEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Accepta
     """Not said: the server's default, coupled."""
     ACCEPTANCE_LAW_COUPLED: _AcceptanceLaw.ValueType  # 1
     """Target and drafter draw with the same keyed noise; a guess is accepted iff it equals the target's own token."""
+    ACCEPTANCE_LAW_RATIO: _AcceptanceLaw.ValueType  # 2
+    """The drafter samples from its own distribution; each token stays with probability min(1, target / draft)."""
+    ACCEPTANCE_LAW_BLOCK: _AcceptanceLaw.ValueType  # 3
+    """The same draft, accepted jointly: block verification."""
 
 class AcceptanceLaw(_AcceptanceLaw, metaclass=_AcceptanceLawEnumTypeWrapper):
     """How proposals are accepted."""
@@ -65,6 +69,10 @@ ACCEPTANCE_LAW_UNSPECIFIED: AcceptanceLaw.ValueType  # 0
 """Not said: the server's default, coupled."""
 ACCEPTANCE_LAW_COUPLED: AcceptanceLaw.ValueType  # 1
 """Target and drafter draw with the same keyed noise; a guess is accepted iff it equals the target's own token."""
+ACCEPTANCE_LAW_RATIO: AcceptanceLaw.ValueType  # 2
+"""The drafter samples from its own distribution; each token stays with probability min(1, target / draft)."""
+ACCEPTANCE_LAW_BLOCK: AcceptanceLaw.ValueType  # 3
+"""The same draft, accepted jointly: block verification."""
 Global___AcceptanceLaw: _TypeAlias = AcceptanceLaw  # noqa: Y015
 
 class _FinishReason:

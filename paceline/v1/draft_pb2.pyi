@@ -177,6 +177,7 @@ class SequenceOpen(_message.Message):
     K_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    LAW_FIELD_NUMBER: _builtins.int
     SCOPE_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """Unique within the verify replica's life, never used again."""
@@ -192,6 +193,8 @@ class SequenceOpen(_message.Message):
     """Round the proposal is for."""
     traceparent: _builtins.str
     """W3C traceparent of the verify tier's decode span; empty when not sampled."""
+    law: _common_pb2.AcceptanceLaw.ValueType
+    """How the proposals will be accepted: under ratio and block the drafter samples and says what from. Unspecified: coupled."""
     scope: _builtins.str
     """Stands for the tenant without naming it: what a drafter remembers of this sequence may serve sequences of the same
     scope only. Empty: nothing is remembered.
@@ -216,11 +219,12 @@ class SequenceOpen(_message.Message):
         k: _builtins.int = ...,
         round: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        law: _common_pb2.AcceptanceLaw.ValueType = ...,
         scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "epoch", b"epoch", "k", b"k", "prompt_len", b"prompt_len", "round", b"round", "sampling", b"sampling", "scope", b"scope", "sequence_id", b"sequence_id", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "epoch", b"epoch", "k", b"k", "law", b"law", "prompt_len", b"prompt_len", "round", b"round", "sampling", b"sampling", "scope", b"scope", "sequence_id", b"sequence_id", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -417,6 +421,36 @@ class LinkProposals(_message.Message):
 Global___LinkProposals: _TypeAlias = LinkProposals  # noqa: Y015
 
 @_typing.final
+class DraftDistribution(_message.Message):
+    """What one draft token was drawn from: the drafter's likeliest tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROBABILITIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Each once, the draft token among them."""
+
+    @_builtins.property
+    def probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """One a token, above 0, together 1 within 1 %; what counts is each one's share of their sum."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        probabilities: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["probabilities", b"probabilities", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftDistribution: _TypeAlias = DraftDistribution  # noqa: Y015
+
+@_typing.final
 class Proposal(_message.Message):
     """A guess how a sequence goes on. A hint: late, stale, duplicate or malformed ones cost time and nothing else."""
 
@@ -429,6 +463,7 @@ class Proposal(_message.Message):
     QUEUE_S_FIELD_NUMBER: _builtins.int
     DRAFT_S_FIELD_NUMBER: _builtins.int
     RESIDENCE_S_FIELD_NUMBER: _builtins.int
+    DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """See SequenceOpen."""
     epoch: _builtins.int
@@ -445,6 +480,10 @@ class Proposal(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The guess, at most k tokens; empty: no guess, do not wait."""
 
+    @_builtins.property
+    def distributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftDistribution]:
+        """Under ratio and block: one for each token, or none at all where nothing was drawn (each guess then counts as certain)."""
+
     def __init__(
         self,
         *,
@@ -455,10 +494,11 @@ class Proposal(_message.Message):
         queue_s: _builtins.float = ...,
         draft_s: _builtins.float = ...,
         residence_s: _builtins.float = ...,
+        distributions: _abc.Iterable[Global___DraftDistribution] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "draft_s", b"draft_s", "epoch", b"epoch", "queue_s", b"queue_s", "residence_s", b"residence_s", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "distributions", b"distributions", "draft_s", b"draft_s", "epoch", b"epoch", "queue_s", b"queue_s", "residence_s", b"residence_s", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/router.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\tChatInput\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\"\x19\n\nTokenInput\x12\x0b\n\x03ids\x18\x01 \x03(\r\"s\n\x10\x44\x65\x63odingOverride\x12\'\n\x04mode\x18\x01 \x01(\x0e\x32\x19.paceline.v1.DecodingMode\x12\x14\n\x07\x64rafter\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x01k\x18\x03 \x01(\rH\x01\x88\x01\x01\x42\n\n\x08_drafterB\x04\n\x02_k\"\x88\x03\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x16.paceline.v1.ChatInputH\x00\x12)\n\x06tokens\x18\x03 \x01(\x0b\x32\x17.paceline.v1.TokenInputH\x00\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x11\n\ttask_type\x18\t \x01(\t\x12/\n\x08\x64\x65\x63oding\x18\n \x01(\x0b\x32\x1d.paceline.v1.DecodingOverride\x12\x12\n\nrequest_id\x18\x0b \x01(\t\x12\x0e\n\x06tenant\x18\x0c \x01(\t\x12\x10\n\x08priority\x18\r \x01(\x05\x42\x07\n\x05inputB\r\n\x0b_max_tokens\"\xac\x01\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.GenerateStartedH\x00\x12+\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.GenerateChunkH\x00\x12\x31\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1d.paceline.v1.GenerateFinishedH\x00\x42\x07\n\x05\x65vent\"\x90\x01\n\x0fGenerateStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttask_type\x18\x02 \x01(\t\x12\x1f\n\x04plan\x18\x03 \x01(\x0b\x32\x11.paceline.v1.Plan\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x10\n\x08trace_id\x18\x06 \x01(\t\"`\n\rGenerateChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x12\n\x05round\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_round\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"\xb2\x02\n\x10GenerateFinished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x19\n\x0cmatched_stop\x18\x02 \x01(\tH\x00\x88\x01\x01\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.paceline.v1.Usage\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.paceline.v1.Timings\x12\x32\n\x0bspeculative\x18\x05 \x01(\x0b\x32\x1d.paceline.v1.SpeculativeStats\x12\x1f\n\x04plan\x18\x06 \x01(\x0b\x32\x11.paceline.v1.Plan\x12\x10\n\x08numerics\x18\x07 \x01(\t\x12\x0f\n\x07resumed\x18\x08 \x01(\rB\x0f\n\r_matched_stop\"\x16\n\x14GetServerInfoRequest\"\xbc\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.paceline.v1.ModelInfo\x12*\n\x08\x64rafters\x18\x03 \x03(\x0b\x32\x18.paceline.v1.DrafterInfo\x12\x12\n\ntask_types\x18\x04 \x03(\t\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r\"8\n\x13ListRequestsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\xba\x02\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\x11\n\ttask_type\x18\x03 \x01(\t\x12\x1f\n\x04plan\x18\x04 \x01(\x0b\x32\x11.paceline.v1.Plan\x12\x0f\n\x07outcome\x18\x05 \x01(\t\x12!\n\x05usage\x18\x06 \x01(\x0b\x32\x12.paceline.v1.Usage\x12%\n\x07timings\x18\x07 \x01(\x0b\x32\x14.paceline.v1.Timings\x12\x32\n\x0bspeculative\x18\x08 \x01(\x0b\x32\x1d.paceline.v1.SpeculativeStats\x12(\n\x06rounds\x18\t \x03(\x0b\x32\x18.paceline.v1.RoundRecord\x12\x15\n\rrounds_elided\x18\n \x01(\r\"E\n\x14ListRequestsResponse\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.RequestSummary2\x87\x02\n\rRouterService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12V\n\rGetServerInfo\x12!.paceline.v1.GetServerInfoRequest\x1a\".paceline.v1.GetServerInfoResponse\x12S\n\x0cListRequests\x12 .paceline.v1.ListRequestsRequest\x1a!.paceline.v1.ListRequestsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/router.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\tChatInput\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\"\x19\n\nTokenInput\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x9c\x01\n\x10\x44\x65\x63odingOverride\x12\'\n\x04mode\x18\x01 \x01(\x0e\x32\x19.paceline.v1.DecodingMode\x12\x14\n\x07\x64rafter\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x01k\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\'\n\x03law\x18\x04 \x01(\x0e\x32\x1a.paceline.v1.AcceptanceLawB\n\n\x08_drafterB\x04\n\x02_k\"\x88\x03\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x16.paceline.v1.ChatInputH\x00\x12)\n\x06tokens\x18\x03 \x01(\x0b\x32\x17.paceline.v1.TokenInputH\x00\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x11\n\ttask_type\x18\t \x01(\t\x12/\n\x08\x64\x65\x63oding\x18\n \x01(\x0b\x32\x1d.paceline.v1.DecodingOverride\x12\x12\n\nrequest_id\x18\x0b \x01(\t\x12\x0e\n\x06tenant\x18\x0c \x01(\t\x12\x10\n\x08priority\x18\r \x01(\x05\x42\x07\n\x05inputB\r\n\x0b_max_tokens\"\xac\x01\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.GenerateStartedH\x00\x12+\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.GenerateChunkH\x00\x12\x31\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1d.paceline.v1.GenerateFinishedH\x00\x42\x07\n\x05\x65vent\"\x90\x01\n\x0fGenerateStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttask_type\x18\x02 \x01(\t\x12\x1f\n\x04plan\x18\x03 \x01(\x0b\x32\x11.paceline.v1.Plan\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x10\n\x08trace_id\x18\x06 \x01(\t\"`\n\rGenerateChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x12\n\x05round\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_round\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"\xb2\x02\n\x10GenerateFinished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x19\n\x0cmatched_stop\x18\x02 \x01(\tH\x00\x88\x01\x01\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.paceline.v1.Usage\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.paceline.v1.Timings\x12\x32\n\x0bspeculative\x18\x05 \x01(\x0b\x32\x1d.paceline.v1.SpeculativeStats\x12\x1f\n\x04plan\x18\x06 \x01(\x0b\x32\x11.paceline.v1.Plan\x12\x10\n\x08numerics\x18\x07 \x01(\t\x12\x0f\n\x07resumed\x18\x08 \x01(\rB\x0f\n\r_matched_stop\"\x16\n\x14GetServerInfoRequest\"\xbc\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.paceline.v1.ModelInfo\x12*\n\x08\x64rafters\x18\x03 \x03(\x0b\x32\x18.paceline.v1.DrafterInfo\x12\x12\n\ntask_types\x18\x04 \x03(\t\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r\"8\n\x13ListRequestsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\xba\x02\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\x11\n\ttask_type\x18\x03 \x01(\t\x12\x1f\n\x04plan\x18\x04 \x01(\x0b\x32\x11.paceline.v1.Plan\x12\x0f\n\x07outcome\x18\x05 \x01(\t\x12!\n\x05usage\x18\x06 \x01(\x0b\x32\x12.paceline.v1.Usage\x12%\n\x07timings\x18\x07 \x01(\x0b\x32\x14.paceline.v1.Timings\x12\x32\n\x0bspeculative\x18\x08 \x01(\x0b\x32\x1d.paceline.v1.SpeculativeStats\x12(\n\x06rounds\x18\t \x03(\x0b\x32\x18.paceline.v1.RoundRecord\x12\x15\n\rrounds_elided\x18\n \x01(\r\"E\n\x14ListRequestsResponse\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.RequestSummary2\x87\x02\n\rRouterService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12V\n\rGetServerInfo\x12!.paceline.v1.GetServerInfoRequest\x1a\".paceline.v1.GetServerInfoResponse\x12S\n\x0cListRequests\x12 .paceline.v1.ListRequestsRequest\x1a!.paceline.v1.ListRequestsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,30 +38,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATINPUT']._serialized_end=168
   _globals['_TOKENINPUT']._serialized_start=170
   _globals['_TOKENINPUT']._serialized_end=195
-  _globals['_DECODINGOVERRIDE']._serialized_start=197
-  _globals['_DECODINGOVERRIDE']._serialized_end=312
-  _globals['_GENERATEREQUEST']._serialized_start=315
-  _globals['_GENERATEREQUEST']._serialized_end=707
-  _globals['_GENERATERESPONSE']._serialized_start=710
-  _globals['_GENERATERESPONSE']._serialized_end=882
-  _globals['_GENERATESTARTED']._serialized_start=885
-  _globals['_GENERATESTARTED']._serialized_end=1029
-  _globals['_GENERATECHUNK']._serialized_start=1031
-  _globals['_GENERATECHUNK']._serialized_end=1127
-  _globals['_USAGE']._serialized_start=1129
-  _globals['_USAGE']._serialized_end=1216
-  _globals['_GENERATEFINISHED']._serialized_start=1219
-  _globals['_GENERATEFINISHED']._serialized_end=1525
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=1527
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=1549
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=1552
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=1740
-  _globals['_LISTREQUESTSREQUEST']._serialized_start=1742
-  _globals['_LISTREQUESTSREQUEST']._serialized_end=1798
-  _globals['_REQUESTSUMMARY']._serialized_start=1801
-  _globals['_REQUESTSUMMARY']._serialized_end=2115
-  _globals['_LISTREQUESTSRESPONSE']._serialized_start=2117
-  _globals['_LISTREQUESTSRESPONSE']._serialized_end=2186
-  _globals['_ROUTERSERVICE']._serialized_start=2189
-  _globals['_ROUTERSERVICE']._serialized_end=2452
+  _globals['_DECODINGOVERRIDE']._serialized_start=198
+  _globals['_DECODINGOVERRIDE']._serialized_end=354
+  _globals['_GENERATEREQUEST']._serialized_start=357
+  _globals['_GENERATEREQUEST']._serialized_end=749
+  _globals['_GENERATERESPONSE']._serialized_start=752
+  _globals['_GENERATERESPONSE']._serialized_end=924
+  _globals['_GENERATESTARTED']._serialized_start=927
+  _globals['_GENERATESTARTED']._serialized_end=1071
+  _globals['_GENERATECHUNK']._serialized_start=1073
+  _globals['_GENERATECHUNK']._serialized_end=1169
+  _globals['_USAGE']._serialized_start=1171
+  _globals['_USAGE']._serialized_end=1258
+  _globals['_GENERATEFINISHED']._serialized_start=1261
+  _globals['_GENERATEFINISHED']._serialized_end=1567
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=1569
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=1591
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=1594
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=1782
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=1784
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=1840
+  _globals['_REQUESTSUMMARY']._serialized_start=1843
+  _globals['_REQUESTSUMMARY']._serialized_end=2157
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=2159
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=2228
+  _globals['_ROUTERSERVICE']._serialized_start=2231
+  _globals['_ROUTERSERVICE']._serialized_end=2494
 # @@protoc_insertion_point(module_scope)

@@ -95,29 +95,35 @@ Global___TokenInput: _TypeAlias = TokenInput  # noqa: Y015
 
 @_typing.final
 class DecodingOverride(_message.Message):
-    """A wish about how to decode; the output does not depend on it."""
+    """A wish about how to decode. The output does not depend on it, save under the laws ratio and block: there the tokens do,
+    their distribution does not.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODE_FIELD_NUMBER: _builtins.int
     DRAFTER_FIELD_NUMBER: _builtins.int
     K_FIELD_NUMBER: _builtins.int
+    LAW_FIELD_NUMBER: _builtins.int
     mode: _common_pb2.DecodingMode.ValueType
     """Unspecified: automatic."""
     drafter: _builtins.str
     """Drafter by name; only with speculative. Default: the router's choice."""
     k: _builtins.int
     """Most draft tokens a round, 1 to 64; only with speculative. Default: the router's choice."""
+    law: _common_pb2.AcceptanceLaw.ValueType
+    """How drafts are accepted; only with speculative. Unspecified: the server's setting."""
     def __init__(
         self,
         *,
         mode: _common_pb2.DecodingMode.ValueType = ...,
         drafter: _builtins.str | None = ...,
         k: _builtins.int | None = ...,
+        law: _common_pb2.AcceptanceLaw.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_drafter", b"_drafter", "_k", b"_k", "drafter", b"drafter", "k", b"k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafter", b"_drafter", "_k", b"_k", "drafter", b"drafter", "k", b"k", "mode", b"mode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafter", b"_drafter", "_k", b"_k", "drafter", b"drafter", "k", b"k", "law", b"law", "mode", b"mode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__drafter: _TypeAlias = _typing.Literal["drafter"]  # noqa: Y015
     _WhichOneofArgType__drafter: _TypeAlias = _typing.Literal["_drafter", b"_drafter"]  # noqa: Y015
