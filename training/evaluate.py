@@ -90,6 +90,7 @@ def _play(drafter: ModelDrafter, answer: Answer, vocab_size: int, to: Acceptance
         guesses = None
         while guesses is None:
             guesses = drafter.propose([request])[0]
+        assert isinstance(guesses, list), "greedy guesses are not drawn"
         guesses = guesses[: len(ids) - at]
         hits = 0
         while hits < len(guesses) and guesses[hits] == ids[at + hits]:

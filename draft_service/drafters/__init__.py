@@ -91,6 +91,7 @@ def _distilled(name: str, entry: DrafterConfig, config: PacelineConfig, tokenize
         kv_slots=config.draft.kv_slots,
         max_context=config.draft.max_context,
         tokenizer=tokenizer,
+        top_m=config.draft.top_m,
     )
 
 

@@ -4,14 +4,20 @@ It drafts as any model does; only its directory is special (see ``paceline.engin
 """
 
 from draft_service.drafters.model import ModelDrafter
-from paceline.config import ModelConfig
+from paceline.config import DEFAULT_TOP_M, ModelConfig
 from paceline.engine.distilled import load_distilled
 from paceline.errors import ConfigError
 from paceline.tokenizer import Tokenizer
 
 
 def load_distilled_drafter(
-    name: str, model: ModelConfig, *, kv_slots: int, max_context: int, tokenizer: Tokenizer
+    name: str,
+    model: ModelConfig,
+    *,
+    kv_slots: int,
+    max_context: int,
+    tokenizer: Tokenizer,
+    top_m: int = DEFAULT_TOP_M,
 ) -> ModelDrafter:
     """The drafter of one settings entry. Blocks while it loads.
 
@@ -23,4 +29,4 @@ def load_distilled_drafter(
             f"draft.drafters.{name}: {model.name!r} was made for a target with tokenizer "
             f"{runner.info.tokenizer_fingerprint[:16]}, the target served has {tokenizer.fingerprint[:16]}"
         )
-    return ModelDrafter(name, runner, version=runner.info.fingerprint[:16])
+    return ModelDrafter(name, runner, version=runner.info.fingerprint[:16], top_m=top_m)
