@@ -16,9 +16,10 @@ from pathlib import Path
 
 from paceline.config import ModelConfig, VerifyConfig
 from paceline.engine import Runner, load_runner
-from paceline.link import Stamp
+from paceline.link import Lookahead, Stamp
 from paceline.testing.tiny_models import tiny_model_dir
 from paceline.types import Plan, SamplingParams
+from verify_service.drafts import Offer
 from verify_service.engine import Engine
 from verify_service.sequence import DecodeSpec, Event, Failed, Finished, Run, Sequence
 
@@ -30,10 +31,12 @@ class SilentPort:
 
     endpoint = "nowhere"
 
-    def open(self, sequence: Sequence, epoch: int, k: int) -> None:
+    def open(self, sequence: Sequence, epoch: int, k: int, lookahead: Lookahead) -> None:
         """See LinkPort."""
 
-    def commit(self, stamp: Stamp, token_ids: list[int], k: int, round_index: int) -> None:
+    def commit(
+        self, stamp: Stamp, token_ids: list[int], k: int, round_index: int, lookahead: Lookahead
+    ) -> None:
         """See LinkPort."""
 
     def close(self, sequence_id: int, epoch: int) -> None:
@@ -73,7 +76,7 @@ async def overhead_ms(
     engine.start()
     try:
         if linked:
-            engine.link_up(SilentPort(), {"ngram": "1"}, {"ngram": 0})
+            engine.link_up(SilentPort(), {"ngram": Offer("1")})
         found = await asyncio.gather(
             *(decode(engine, number, tokens, temperature) for number in range(sequences))
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from draft_service.news import Close, Deliver, Event, Extend, Open, Question
 from draft_service.refusal import Refusal, RefusalReason
 from draft_service.worker import DraftWorker
-from paceline.link import Fate, MirrorState, Stamp
+from paceline.link import MAX_FAN, MAX_LEVEL, NO_LOOKAHEAD, Fate, Lookahead, MirrorState, Stamp
 from paceline.ranges import MAX_K
 from paceline.telemetry.context import TraceContext
 from paceline.types import Law, SamplingParams
@@ -42,6 +42,7 @@ class Ask:
 
     k: int
     round_index: int
+    lookahead: Lookahead = NO_LOOKAHEAD
 
 
 @dataclass(slots=True)
@@ -220,6 +221,8 @@ class LinkMirrors:
             return f"token_ids holds {max(token_ids)}, the vocabulary ends at {self._vocab_size - 1}"
         if ask.k > MAX_K:
             return f"k is {ask.k}, at most {MAX_K} guesses may be asked for"
+        if ask.lookahead.level > MAX_LEVEL or ask.lookahead.fan > MAX_FAN:
+            return f"{ask.lookahead}: level is at most {MAX_LEVEL}, fan at most {MAX_FAN}"
         return ""
 
 
@@ -230,4 +233,4 @@ def _prompt_fault(opening: Opening) -> str:
 
 
 def _question(ask: Ask, arrived: float) -> Question | None:
-    return Question(ask.k, ask.round_index, arrived) if ask.k else None
+    return Question(ask.k, ask.round_index, arrived, ask.lookahead) if ask.k else None

@@ -4,21 +4,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from draft_service.refusal import RefusalReason
+from paceline.link import NO_LOOKAHEAD, Lookahead
 from paceline.types import DraftDistribution, Law, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Up to ``k`` (>= 1) guesses are wanted. ``round_index`` and ``arrived`` (monotonic) come back with the answer."""
+    """Up to ``k`` (>= 1) guesses are wanted. ``round_index`` and ``arrived`` (monotonic) come back with the answer.
+
+    ``lookahead``: what to draft ahead of the verdict on them.
+    """
 
     k: int
     round_index: int
     arrived: float
+    lookahead: Lookahead = NO_LOOKAHEAD
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """Guesses after ``base_len`` tokens. ``started`` is monotonic; ``draft_s`` is shared with the batch."""
+    """Guesses after ``base_len`` tokens. ``started`` is monotonic; ``draft_s`` is shared with the batch.
+
+    With ``assumed_ids`` they were drafted ahead, in part at least, and come behind those. ``pushed``: before any verdict; the
+    question then is one of our own.
+    """
 
     handle: int
     base_len: int
@@ -27,6 +36,8 @@ class Drafted:
     started: float
     draft_s: float
     distributions: tuple[DraftDistribution, ...] = ()
+    assumed_ids: tuple[int, ...] = ()
+    pushed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from draft_service.drafters import Drafter, TwoSpeed, build_drafters
+from draft_service.drafters import AheadDrafter, Drafter, TwoSpeed, build_drafters
 from draft_service.mirror import LinkMirrors
 from draft_service.stream import LinkStream
 from draft_service.worker import DraftWorker
@@ -19,6 +19,7 @@ from paceline.config import DraftConfig, PacelineConfig
 from paceline.errors import IncompatiblePeerError, InvalidRequestError
 from paceline.link import Fate
 from paceline.model_store import resolve_model_dir
+from paceline.serving.host import host_name
 from paceline.serving.server import TierServer
 from paceline.telemetry import Telemetry, names
 from paceline.tokenizer import Tokenizer
@@ -142,10 +143,17 @@ class DraftService(DraftServiceServicer):
 
     def _welcome(self) -> pb.LinkWelcome:
         offers = [
-            pb.DrafterOffer(name=name, version=drafter.version, max_context=drafter.max_context)
+            pb.DrafterOffer(
+                name=name,
+                version=drafter.version,
+                max_context=drafter.max_context,
+                max_level=drafter.max_level if isinstance(drafter, AheadDrafter) else 0,
+                device=drafter.device if isinstance(drafter, AheadDrafter) else "cpu",
+                one_pass=drafter.one_pass if isinstance(drafter, AheadDrafter) else False,
+            )
             for name, drafter in self._drafters.items()
         ]
-        return pb.LinkWelcome(draft_id=self.draft_id, drafters=offers)
+        return pb.LinkWelcome(draft_id=self.draft_id, drafters=offers, host=host_name())
 
 
 def _by_speed(drafters: Mapping[str, Drafter]) -> tuple[dict[str, Drafter], dict[str, Drafter]]:

@@ -13,7 +13,7 @@ from draft_service.news import Answer, Drafted, Refused
 from draft_service.refusal import Refusal, RefusalReason
 from paceline.codec import law_from_pb, sampling_from_pb
 from paceline.errors import InvalidRequestError
-from paceline.link import Stamp
+from paceline.link import Lookahead, Stamp
 from paceline.telemetry import MAX_ROUND_SPANS, Telemetry, TraceContext, names, round_context
 from paceline.v1 import draft_pb2 as pb
 
@@ -117,11 +117,11 @@ class LinkStream:
                 entry.scope,
                 law_from_pb(entry.law),
             )
-            ask = Ask(entry.k, entry.round)
+            ask = Ask(entry.k, entry.round, Lookahead(entry.level, entry.fan))
             refusals.append(mirrors.open(entry.sequence_id, entry.epoch, opening, ask, arrived))
         for commit in update.commits:
             stamp = Stamp(commit.sequence_id, commit.epoch, commit.base_len)
-            ask = Ask(commit.k, commit.round)
+            ask = Ask(commit.k, commit.round, Lookahead(commit.level, commit.fan))
             refusals.append(mirrors.commit(stamp, list(commit.token_ids), ask, arrived))
         for close in update.closes:
             mirrors.close(close.sequence_id, close.epoch)
@@ -157,6 +157,8 @@ class LinkStream:
             return
         self._unsent += outgoing
         self._something.set()
+        if len(self._unsent) >= MAX_UNSENT:  # what was drafted ahead is dropped first
+            self._unsent = [one for one in self._unsent if isinstance(one, Refusal) or not one.drafted.pushed]
         if len(self._unsent) >= MAX_UNSENT:
             self._room.clear()
 
@@ -195,6 +197,7 @@ class LinkStream:
                     pb.DraftDistribution(token_ids=d.token_ids, probabilities=d.probs)
                     for d in drafted.distributions
                 ],
+                assumed_ids=drafted.assumed_ids,
             )
             self._record(mirror, drafted, now)
         return message
@@ -202,8 +205,8 @@ class LinkStream:
     def _record(self, mirror: Mirror, drafted: Drafted, now: float) -> None:
         """The span ``draft``: the whole stay here, as the round's record counts it."""
         question = drafted.question
-        if mirror.decode is None or question.round_index >= MAX_ROUND_SPANS:
-            return
+        if mirror.decode is None or question.round_index >= MAX_ROUND_SPANS or drafted.pushed:
+            return  # of many blocks drafted ahead at most one is used: the verify tier's record says so
         parent = round_context(mirror.decode, question.round_index)
         self._telemetry.record(
             names.SPAN_DRAFT,

@@ -5,7 +5,8 @@
                                                propose for every sequence with an open question
     deliver(answers) <--------------------- Drafted | Refused, one list per link and batch
 
-Only the newest question of a sequence is answered: a commit replaces the question before it. A worker that is stuck
+Only the newest question of a sequence is answered: a commit replaces the question before it. When no question is open,
+the thread drafts ahead (``ahead``), one forward at a time. A worker that is stuck
 keeps nobody else waiting; its inbox then holds no more than the tokens of the open sequences, because news of one
 sequence are kept together and a close drops them.
 """
@@ -16,7 +17,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from draft_service.drafters.base import PASS, Drafter, DraftRequest, Outcome, Sampled, tidy
+from draft_service.ahead import Ahead, advance, fits
+from draft_service.drafters.base import (
+    PASS,
+    AheadDrafter,
+    Branch,
+    Drafter,
+    DraftRequest,
+    Outcome,
+    Sampled,
+    tidy,
+)
 from draft_service.news import Alone, Answer, Close, Deliver, Drafted, Event, Extend, Open, Question, Refused
 from draft_service.refusal import RefusalReason
 from draft_service.relay import Post, Relay
@@ -37,9 +48,17 @@ class _Sequence:
     question: Question | None = None
     started: float | None = None
     draft_s: float = 0.0
+    guessed: list[int] = field(default_factory=list)
+    """Guesses for the question that were drafted ahead, for the case that ``assumed`` is committed: the rest is missing."""
+    assumed: tuple[int, ...] = ()
+    ahead: Ahead | None = None
 
     def ask(self, question: Question | None) -> None:
-        self.question, self.started, self.draft_s = question, None, 0.0
+        self.question, self.started, self.draft_s, self.guessed, self.assumed = question, None, 0.0, [], ()
+
+    def take_over(self, ahead: Ahead, branch: Branch) -> None:
+        """What was drafted ahead is the beginning of the answer."""
+        self.guessed, self.assumed, self.draft_s = [*branch.guesses], branch.assumed, ahead.draft_s
 
 
 @dataclass(slots=True)
@@ -78,6 +97,7 @@ class DraftWorker:
         self._sequences: dict[int, _Sequence] = {}
         self._asking: dict[int, None] = {}  # handles with a question, oldest first
         self._untidy: dict[str, None] = {}  # drafters that may have work of their own to do
+        self._looking: dict[int, None] = {}  # handles for which there is something to draft ahead
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"draft-{name}", daemon=True)
 
@@ -136,6 +156,8 @@ class DraftWorker:
             self._apply(news)
             for name in self._drafters:
                 self._draft(name)
+            if not self._asking:
+                self._draft_ahead()
             self._busy_since = None
 
     def _take(self) -> list[Event] | None:
@@ -144,7 +166,7 @@ class DraftWorker:
         While there are none the drafters tidy up, a piece at a time, so that a question never waits for more than one.
         """
         with self._wake:
-            while not (self._inbox or self._asking or self._stopping):
+            while not (self._inbox or self._asking or self._looking or self._stopping):
                 if not self._untidy:
                     self._wake.wait()
                     continue
@@ -181,8 +203,7 @@ class DraftWorker:
                     sequence = self._sequences.get(handle)
                     if sequence is None:  # refused a moment ago; the news were on their way
                         continue
-                    sequence.token_ids += token_ids
-                    self._ask(handle, sequence, question)
+                    self._settle_verdict(handle, sequence, token_ids, question, batch)
                 case Close(handle):
                     self._forget(handle)
                 case Alone(handle):
@@ -213,6 +234,33 @@ class DraftWorker:
         if sequence is not None and sequence.question is not None:
             self._asking[handle] = None
 
+    def _settle_verdict(
+        self,
+        handle: int,
+        sequence: _Sequence,
+        committed: Sequence[int],
+        question: Question | None,
+        batch: _Batch,
+    ) -> None:
+        """The verdict on the last block: what was drafted ahead for it is the answer, a part of it, or for nothing."""
+        ahead = sequence.ahead
+        branch = ahead.foreseen(committed) if ahead is not None else None
+        self._end_ahead(handle, sequence)
+        sequence.token_ids += committed
+        if question is None or ahead is None or branch is None:
+            self._ask(handle, sequence, question)
+            return
+        if ahead.pushed:  # the verifier takes it without a word
+            self._ask(handle, sequence, None)
+            self._begin_ahead(handle, sequence, question, branch.guesses[: question.k])
+            return
+        self._ask(handle, sequence, question)
+        sequence.take_over(ahead, branch)
+        if branch.ended or len(branch.guesses) >= question.k:
+            del sequence.guessed[question.k :]
+            sequence.started = self._clock()
+            self._answer(handle, sequence, batch)
+
     def _ask(self, handle: int, sequence: _Sequence, question: Question | None) -> None:
         sequence.ask(question)
         if question is None:
@@ -229,6 +277,7 @@ class DraftWorker:
             self._relay.close(handle)
         self._untidy[sequence.opening.drafter] = None
         try:
+            self._end_ahead(handle, sequence)
             self._drafters[sequence.opening.drafter].close(handle)
         except Exception as error:  # against the contract; the thread must live on for the others
             _log_failure(sequence.opening.drafter, len(sequence.token_ids), error)
@@ -262,10 +311,13 @@ class DraftWorker:
                 words = f"{length} tokens, drafter {name!r} reads at most {drafter.max_context}"
                 batch.add(opening.deliver, Refused(handle, RefusalReason.CONTEXT, words))
                 continue
+            tokens, guessed = sequence.token_ids, sequence.guessed
+            if guessed:
+                tokens, k = [*tokens, *guessed], k - len(guessed)
             requests.append(
                 DraftRequest(
                     handle,
-                    sequence.token_ids,
+                    tokens,
                     opening.prompt_len,
                     opening.sampling,
                     k,
@@ -273,6 +325,8 @@ class DraftWorker:
                     scope=opening.scope,
                     alone=self._relay is None or self._relay.is_alone(handle),
                     law=opening.law,
+                    num_hypothetical=len(sequence.guessed),
+                    offset=len(sequence.guessed),
                 )
             )
         return requests
@@ -302,22 +356,112 @@ class DraftWorker:
             self._forget(handle)
             batch.add(deliver, Refused(handle, RefusalReason.INTERNAL, _words(outcome)))
             return
-        token_ids, distributions = (
-            (outcome.token_ids, outcome.distributions) if isinstance(outcome, Sampled) else (outcome, ())
-        )
+        if isinstance(outcome, Sampled):
+            self._answer(handle, sequence, batch, outcome)
+            return
+        sequence.guessed += outcome
+        self._answer(handle, sequence, batch)
+
+    def _answer(
+        self, handle: int, sequence: _Sequence, batch: _Batch, sampled: Sampled | None = None
+    ) -> None:
+        """``guessed`` (or what was drawn) is the answer; the next thing is to draft ahead of its verdict."""
+        question, block, assumed = sequence.question, sequence.guessed, sequence.assumed
+        assert question is not None
+        assert sequence.started is not None
         answer = Drafted(
             handle,
-            len(request.token_ids),
-            token_ids,
+            len(sequence.token_ids) - len(assumed),
+            block if sampled is None else sampled.token_ids,
             question,
             sequence.started,
             sequence.draft_s,
-            distributions,
+            () if sampled is None else sampled.distributions,
+            assumed,
         )
         self._ask(handle, sequence, None)
         if self._relay is not None:
             self._relay.answered(handle, sequence.token_ids)
-        batch.add(deliver, answer)
+        batch.add(sequence.opening.deliver, answer)
+        self._begin_ahead(handle, sequence, question, block)
+
+    # --- ahead of the verdict ---------------------------------------------------------------------------------
+
+    def _begin_ahead(
+        self, handle: int, sequence: _Sequence, question: Question, block: Sequence[int]
+    ) -> None:
+        """The block is with the verifier: there is something to draft ahead of its verdict, if that is wanted."""
+        opening, drafter = sequence.opening, self._drafters[sequence.opening.drafter]
+        level = question.lookahead.level
+        if not (level and block and isinstance(drafter, AheadDrafter) and level <= drafter.max_level):
+            return
+        request = DraftRequest(
+            handle, sequence.token_ids, opening.prompt_len, opening.sampling, question.k, opening.vocab_size
+        )
+        if fits(drafter, request, len(block)):
+            sequence.ahead = Ahead(request, question, [*block], self._clock())
+            self._looking[handle] = None
+
+    def _end_ahead(self, handle: int, sequence: _Sequence) -> None:
+        ahead, sequence.ahead = sequence.ahead, None
+        self._looking.pop(handle, None)
+        drafter = self._drafters[sequence.opening.drafter]
+        if ahead is not None and ahead.enumeration is not None and isinstance(drafter, AheadDrafter):
+            drafter.abandon(handle)
+
+    def _draft_ahead(self) -> None:
+        """One forward of each drafter for what is drafted ahead; complete blocks are pushed."""
+        for name, drafter in self._drafters.items():
+            of_drafter = [
+                sequence.ahead
+                for handle in self._looking
+                if (sequence := self._sequences[handle]).opening.drafter == name
+                and sequence.ahead is not None
+            ]
+            if not of_drafter or not isinstance(drafter, AheadDrafter):
+                continue
+            started, batch = self._clock(), _Batch()
+            try:
+                complete = advance(drafter, of_drafter)
+            except Exception as error:
+                # A guess less: the sequences keep their drafter, whose next answer will tell whether it works.
+                _log_failure(name, len(of_drafter[0].request.token_ids), error)
+                for ahead in of_drafter:
+                    self._end_ahead(ahead.request.handle, self._sequences[ahead.request.handle])
+                continue
+            draft_s = self._clock() - started
+            for ahead in of_drafter:
+                ahead.draft_s += draft_s
+            for ahead in complete:
+                self._push(ahead, batch)
+            for ahead in of_drafter:
+                if not ahead.unfinished:
+                    self._looking.pop(ahead.request.handle)
+            batch.send()
+
+    def _push(self, ahead: Ahead, batch: _Batch) -> None:
+        """Every branch as a block of its own, together in one message."""
+        ahead.pushed = True
+        handle, question = ahead.request.handle, ahead.question
+        own = Question(question.k, question.round_index + 1, ahead.began, question.lookahead)
+        deliver = self._sequences[handle].opening.deliver
+        for branch in ahead.branches():
+            guesses, base_len = branch.guesses, len(ahead.request.token_ids)
+            if not guesses:  # an outcome that ends the text, or that there was no room for
+                continue
+            batch.add(
+                deliver,
+                Drafted(
+                    handle,
+                    base_len,
+                    guesses,
+                    own,
+                    ahead.began,
+                    ahead.draft_s,
+                    assumed_ids=branch.assumed,
+                    pushed=True,
+                ),
+            )
 
 
 def _proposed(drafter: Drafter, requests: Sequence[DraftRequest]) -> "list[Outcome | Exception]":

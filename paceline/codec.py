@@ -140,6 +140,9 @@ _ROUND_FIELDS = (
     "next_worth_s",
     "next_cost_s",
     "step",
+    "hidden_draft_s",
+    "ahead_level",
+    "ahead_hit",
 )
 
 

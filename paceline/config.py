@@ -123,6 +123,13 @@ class VerifyConfig(Section):
     """Directory for a log of what the depths were decided from, a few hundred bytes a round; it replays. Empty: none."""
     cost_budget_s: Annotated[float, Field(ge=0)] = 1.5
     """Time for measuring what steps cost at the first start with a model; 0: measure nothing, learn while serving."""
+    draft_level: Literal["auto", "0", "1", "2"] = "auto"
+    """Drafting ahead of the verdict. 0: not at all. 1: as if everything were accepted. 2: for several outcomes. ``auto``:
+    by measured cost, for each link; 0 where verify and draft share the cores."""
+    draft_fan: Annotated[int, Field(ge=1, le=16)] = 3
+    """Outcomes at each accepted length, where ``draft_level`` is 2."""
+    draft_shares_device: Literal["auto", "yes", "no"] = "auto"
+    """Whether a drafter's work slows the target's down. ``auto``: on the same machine, and both on its CPU or the same GPU."""
     stall_s: Annotated[float, Field(gt=0)] = 30.0
     """Health turns NOT_SERVING when work waits and no step has finished for so long."""
 

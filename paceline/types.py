@@ -182,6 +182,9 @@ class RoundRecord:
     next_worth_s: float = 0.0
     next_cost_s: float = 0.0
     step: int = 0
+    hidden_draft_s: float = 0.0  # spent ahead of the verdict, behind an earlier round: not part of this one
+    ahead_level: int = 0  # how the block was asked for, see ``paceline.link.Lookahead``
+    ahead_hit: bool = False  # whether it was ready for this very outcome
 
     @property
     def total_s(self) -> float:

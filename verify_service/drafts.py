@@ -6,14 +6,15 @@ and hands in what arrived. A proposal is a hint (I1): whatever a drafter does he
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
-from paceline.link import Fate, ProposalGate, Stamp
+from paceline.link import MAX_LEVEL, NO_LOOKAHEAD, Fate, Lookahead, ProposalGate, Stamp
 from paceline.types import DraftDistribution, Mode, ProposalOutcome
 from verify_service.breaker import Breaker
 from verify_service.distributions import Fault, fault_of
+from verify_service.pace import Pace
 from verify_service.sequence import Sequence
 
 MIRROR_LAG = 32  # tokens that a mirror may lag behind while nothing is asked
@@ -25,12 +26,26 @@ class Proposal:
     """A drafter's answer; empty ``token_ids``: no guess. ``residence_s``: how long it was on the draft replica.
 
     ``distributions`` say what each token was drawn from, under the sampled laws; none: nothing was drawn.
+    ``assumed_ids``: drafted ahead, for the case that just these are committed. ``draft_s`` is the drafter's whole work.
     """
 
     stamp: Stamp
     token_ids: list[int]
     residence_s: float
     distributions: tuple[DraftDistribution, ...] = ()
+    draft_s: float = 0.0
+    assumed_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A drafter of a draft replica. ``shared``: it computes on the cores that the target model needs."""
+
+    version: str
+    max_context: int = 0  # tokens, 0 for no limit
+    max_level: int = 0
+    one_pass: bool = False
+    shared: bool = True
 
 
 class Refusal(Enum):
@@ -46,10 +61,12 @@ class LinkPort(Protocol):
 
     endpoint: str
 
-    def open(self, sequence: Sequence, epoch: int, k: int) -> None:
+    def open(self, sequence: Sequence, epoch: int, k: int, lookahead: Lookahead) -> None:
         """Mirror the sequence from now on; up to ``k`` guesses are asked for."""
 
-    def commit(self, stamp: Stamp, token_ids: list[int], k: int, round_index: int) -> None:
+    def commit(
+        self, stamp: Stamp, token_ids: list[int], k: int, round_index: int, lookahead: Lookahead
+    ) -> None:
         """Tokens were committed behind ``stamp.base_len``; up to ``k`` guesses are asked for."""
 
     def close(self, sequence_id: int, epoch: int) -> None:
@@ -64,8 +81,8 @@ class Link:
     """A draft replica that is connected."""
 
     port: LinkPort
-    drafters: dict[str, str]  # name -> version
-    max_context: dict[str, int]  # name -> tokens, 0 for no limit
+    drafters: dict[str, Offer]
+    pace: dict[str, Pace]  # of each drafter
     breaker: Breaker = field(default_factory=Breaker)
     sequences: set[int] = field(default_factory=set)
     probe: int | None = None
@@ -91,6 +108,14 @@ class _Asked:
         None  # a question that is not waited for: its answer is compared with what is committed meanwhile
     )
     looked: list[int] | None = None  # the answer
+    lookahead: Lookahead = NO_LOOKAHEAD  # what may be drafted ahead of the next verdict
+    last_lookahead: Lookahead = NO_LOOKAHEAD  # what could be drafted ahead of the last one
+    kept: dict[tuple[int, ...], tuple[Proposal, float]] = field(default_factory=dict)
+    """Blocks drafted ahead, by the outcome that they assume, and when they came."""
+
+    @property
+    def pace(self) -> Pace | None:
+        return self.link.pace[self.sequence.spec.plan.drafter] if self.link else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +129,37 @@ class Block:
     answered_at: float = 0.0
     residence_s: float = 0.0
     distributions: tuple[DraftDistribution, ...] = ()
+    work_s: float = 0.0
+    ahead_level: int = 0
+    ahead_hit: bool = False
 
 
 _PLAIN = Block([], ProposalOutcome.NONE)
 
 
+def _answers_look(asked: _Asked, proposal: Proposal) -> bool:
+    """Whether it is what was asked without waiting, perhaps drafted ahead of the outcome that came."""
+    look, stamp = asked.look, proposal.stamp
+    if look is None or stamp.epoch != look.epoch:
+        return False
+    since = tuple(asked.sequence.tokens[stamp.base_len : look.base_len])
+    return stamp.base_len <= look.base_len and since == proposal.assumed_ids
+
+
 class Drafts:
     """All links and all speculative sequences of a verify replica."""
 
-    def __init__(self, *, vocab_size: int, wait_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        wait_s: float,
+        clock: Callable[[], float],
+        fixed_lookahead: Lookahead | None = None,
+    ) -> None:
         self._vocab_size = vocab_size
+        self._fixed_lookahead = fixed_lookahead
+        self._step_s = 0.0
         self._wait_s = wait_s
         self._clock = clock
         self._links: dict[str, Link] = {}
@@ -125,11 +171,15 @@ class Drafts:
 
     # --- what the links report ------------------------------------------------------------------------------
 
-    def link_up(self, port: LinkPort, drafters: dict[str, str], max_context: dict[str, int]) -> None:
+    def link_up(self, port: LinkPort, drafters: dict[str, Offer]) -> None:
         """A draft replica is connected, perhaps again: a new process, so its breaker starts closed."""
         self.link_down(port.endpoint)
-        self._links[port.endpoint] = Link(port, drafters, max_context)
-        self.known.update(drafters)
+        pace = {
+            name: Pace(max_level=0 if offer.shared else offer.max_level, one_pass=offer.one_pass)
+            for name, offer in drafters.items()
+        }
+        self._links[port.endpoint] = Link(port, drafters, pace)
+        self.known.update({name: offer.version for name, offer in drafters.items()})
 
     def link_down(self, endpoint: str) -> None:
         """A draft replica is gone: its sequences go on plainly until another one takes them."""
@@ -139,6 +189,8 @@ class Drafts:
         for sequence_id in link.sequences:
             asked = self._asked[sequence_id]
             asked.link = None
+            asked.answer = None
+            asked.kept.clear()
             asked.look = asked.looked = None
             asked.refused_by.discard(endpoint)
         for asked in self._asked.values():
@@ -152,17 +204,23 @@ class Drafts:
             if link is None or asked is None or asked.link is not link:
                 self.fates[Fate.STALE] += 1
                 continue
-            if proposal.stamp == asked.look:
+            if _answers_look(asked, proposal):
                 asked.looked = proposal.token_ids
                 link.breaker.answered()
                 link.probe = None
                 continue
-            fate = asked.gate.judge(proposal.stamp, proposal.token_ids, self._vocab_size)
+            fate = asked.gate.judge(
+                proposal.stamp, proposal.token_ids, self._vocab_size, proposal.assumed_ids
+            )
             self.fates[fate] += 1
-            if fate is Fate.APPLY:
-                asked.answer, asked.answered_at = self._sound(proposal, asked.sequence), at
-                link.breaker.answered()
-                link.probe = None
+            if fate is Fate.AHEAD:
+                asked.kept[proposal.assumed_ids] = proposal, at
+            elif fate is Fate.APPLY:
+                self._answered(asked, self._sound(proposal, asked.sequence), at)
+
+    def stepped(self, step_s: float) -> None:
+        """A step of the engine took so long: what drafting ahead can hide behind."""
+        self._step_s = step_s if not self._step_s else 0.9 * self._step_s + 0.1 * step_s
 
     def _sound(self, proposal: Proposal, sequence: Sequence) -> Proposal:
         """The proposal, or an empty answer where it does not say rightly what its tokens were drawn from."""
@@ -216,15 +274,29 @@ class Drafts:
             self._missed(asked.link, now)
             return Block([], ProposalOutcome.LATE, drafter)
         answer, asked.answer = asked.answer, None
+        hit = bool(answer.assumed_ids)
+        pace = asked.pace
+        if pace is not None and asked.last_lookahead.level:
+            pace.looked_ahead(asked.last_lookahead, hit=hit)
         return Block(
             answer.token_ids,
             ProposalOutcome.USED if answer.token_ids else ProposalOutcome.EMPTY,
             drafter,
             asked.asked_at,
             asked.answered_at,
-            answer.residence_s,
+            min(answer.residence_s, asked.answered_at - asked.asked_at) if hit else answer.residence_s,
             answer.distributions if sequence.law.sampled else (),
+            answer.draft_s,
+            asked.last_lookahead.level,
+            hit,
         )
+
+    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """A block of ``drafted`` guesses had so many right before the first wrong one."""
+        asked = self._asked.get(sequence.id)
+        pace = asked.pace if asked is not None else None
+        if pace is not None and drafted:
+            pace.verified(drafted, accepted)
 
     def advance(self, sequence: Sequence, num_committed: int, k: int, *, wait: bool = True) -> None:
         """Tokens were committed (the last ``num_committed`` of the sequence); ask for the next ``k``, if k > 0.
@@ -240,26 +312,40 @@ class Drafts:
         asked.answer = None
         asked.wait = wait and k > 0
         length = len(sequence.tokens)
-        if k == 0 and (asked.link is None or length - asked.mirrored < MIRROR_LAG):
+        # A mirror that drafts ahead has to hear of the outcome: it would take it for another one later.
+        lag = 0 if asked.lookahead.level else MIRROR_LAG
+        if k == 0 and (asked.link is None or length - asked.mirrored < lag):
             if asked.link is not None:
                 asked.gate.moved(length, 0)
             return
         if k and not wait and asked.link is not None and asked.look is not None and asked.looked is None:
             self._missed(asked.link, self._clock())  # the last look has not been answered in many rounds
+        kept = None
         if asked.link is None:
             asked.link = self._attach(asked)
             if asked.link is None:
                 return
-            epoch = asked.gate.opened(length, k if wait else 0)
-            asked.link.port.open(sequence, epoch, k)
+            lookahead = self._lookahead(asked, k if wait else 0)
+            asked.last_lookahead, asked.lookahead = NO_LOOKAHEAD, lookahead
+            epoch = asked.gate.opened(length, k if wait else 0, lookahead.credit(k))
+            asked.link.port.open(sequence, epoch, k, lookahead)
+            asked.asked_at = self._clock()
         else:
-            asked.gate.moved(length, k if wait else 0)
+            lookahead = self._lookahead(asked, k if wait else 0)
+            asked.last_lookahead, asked.lookahead = asked.lookahead, lookahead
+            committed = sequence.tokens[asked.mirrored :]
+            kept, asked.kept = asked.kept.get(tuple(committed)), {}
+            hit = asked.gate.moved(length, k if wait else 0, committed, lookahead.credit(k))
             stamp = Stamp(sequence.id, asked.gate.epoch, asked.mirrored)
-            asked.link.port.commit(stamp, sequence.tokens[asked.mirrored :], k, sequence.stats.num_rounds)
+            asked.link.port.commit(stamp, committed, k, sequence.stats.num_rounds, lookahead)
+            asked.asked_at = self._clock()
+            if hit and kept is not None:
+                self._answered(asked, *kept)
         asked.mirrored = length
-        asked.asked_at = self._clock()
         if k and not wait:
             asked.look, asked.looked = Stamp(sequence.id, asked.gate.epoch, length), None
+            if kept is not None:  # drafted ahead of this outcome: the drafter will not say it again
+                asked.looked = kept[0].token_ids
 
     def looked(self, sequence: Sequence) -> tuple[int, int, int] | None:
         """What a guess that was not waited for was worth: its length, tokens compared, tokens that were right; once."""
@@ -273,6 +359,40 @@ class Drafts:
         while agreed < checked and guess[agreed] == sequence.tokens[base + agreed]:
             agreed += 1
         return len(guess), checked, agreed
+
+    def _answered(self, asked: _Asked, proposal: Proposal, at: float) -> None:
+        """The proposal is the answer to the question at the live length, cut to what that asked for."""
+        link, pace = asked.link, asked.pace
+        assert link is not None, "only what was asked on a link is answered"
+        assert pace is not None, "the link offered the drafter"
+        tokens = proposal.token_ids[: asked.gate.k]
+        asked.answer = (
+            proposal if len(tokens) == len(proposal.token_ids) else replace(proposal, token_ids=tokens)
+        )
+        asked.answered_at = max(at, asked.asked_at)
+        if proposal.assumed_ids:
+            pace.drafted_ahead(asked.last_lookahead, len(proposal.token_ids), proposal.draft_s)
+        else:
+            pace.drafted(
+                len(proposal.token_ids),
+                proposal.draft_s,
+                asked.answered_at - asked.asked_at - proposal.residence_s,
+            )
+        link.breaker.answered()
+        link.probe = None
+
+    def _lookahead(self, asked: _Asked, k: int) -> Lookahead:
+        """How far the drafter works ahead of the verdict on the next ``k`` guesses."""
+        pace = asked.pace
+        # A draw of the sampled laws has noise of its own, so their outcomes cannot be foreseen.
+        if pace is None or k == 0 or asked.sequence.law.sampled:
+            return NO_LOOKAHEAD
+        if self._fixed_lookahead is not None:
+            offer = asked.link.drafters[asked.sequence.spec.plan.drafter] if asked.link else None
+            level = min(self._fixed_lookahead.level, offer.max_level if offer else 0)
+            return Lookahead(level, self._fixed_lookahead.fan if level == MAX_LEVEL else 0)
+        assert asked.link is not None
+        return pace.choose(k, len(asked.link.sequences), self._step_s)
 
     def pause(self, sequence: Sequence) -> None:
         """The sequence gave up its memory: its mirror goes too, and is opened under a higher epoch later."""
@@ -303,7 +423,7 @@ class Drafts:
             if drafter in link.drafters
             and endpoint not in asked.refused_by
             and now >= asked.not_before.get(endpoint, 0.0)
-            and (not link.max_context[drafter] or length < link.max_context[drafter])
+            and (not link.drafters[drafter].max_context or length < link.drafters[drafter].max_context)
         ]
         for link in sorted(offers, key=lambda link: len(link.sequences)):
             if link.breaker.may_attach(now):
@@ -324,6 +444,7 @@ class Drafts:
         asked.link = None
         asked.answer = None
         asked.look = asked.looked = None
+        asked.kept.clear()
 
     def _missed(self, link: Link, now: float) -> None:
         if not link.breaker.missed(now):

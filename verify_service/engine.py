@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from paceline.config import VerifyConfig
 from paceline.engine import Runner
 from paceline.errors import CapacityError, DeadlineError, EngineError, PacelineError, PeerLostError
+from paceline.link import MAX_LEVEL, Lookahead
 from paceline.types import Mode
 from verify_service.controller import Decision
 from verify_service.costs import CostTable
-from verify_service.drafts import Block, Drafts, LinkPort, Proposal, Refusal
+from verify_service.drafts import Block, Drafts, LinkPort, Offer, Proposal, Refusal
 from verify_service.scheduler import Scheduler, Work
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Sequence
 from verify_service.steering import Steering
@@ -56,7 +57,10 @@ class Engine:
         self._max_queue = config.max_queue
         self._max_context = runner.info.max_context
         self._drafts = Drafts(
-            vocab_size=runner.info.vocab_size, wait_s=config.draft_wait_s, clock=time.monotonic
+            vocab_size=runner.info.vocab_size,
+            wait_s=config.draft_wait_s,
+            clock=time.monotonic,
+            fixed_lookahead=_fixed_lookahead(config),
         )
         self._steering = Steering(costs, adaptive=config.depth == "adaptive", log_dir=config.depth_log)
         self._scheduler = Scheduler(runner.kv, self._drafts, prefill_chunk=config.prefill_chunk)
@@ -102,9 +106,9 @@ class Engine:
         """Nobody waits for the sequence any more; harmless when it ended."""
         self._post(lambda: self._end(sequence))
 
-    def link_up(self, port: LinkPort, drafters: dict[str, str], max_context: dict[str, int]) -> None:
+    def link_up(self, port: LinkPort, drafters: dict[str, Offer]) -> None:
         """See ``Drafts.link_up``."""
-        self._post(lambda: self._drafts.link_up(port, drafters, max_context))
+        self._post(lambda: self._drafts.link_up(port, drafters))
 
     def link_down(self, endpoint: str) -> None:
         """See ``Drafts.link_down``."""
@@ -226,6 +230,8 @@ class Engine:
             self._report(outcome)
         self._progress_at = time.monotonic()
         self._scheduler.stepped(work, self._progress_at, self._progress_at - started)
+        if not any(item.is_prefill for item in work):
+            self._drafts.stepped(self._progress_at - started)
 
     def _decide(self, outcomes: list[Outcome]) -> Mapping[int, Decision]:
         """How many tokens to draft next."""
@@ -290,6 +296,14 @@ class Engine:
             return
         events, self._events = self._events, []
         self._loop.call_soon_threadsafe(_emit, events)
+
+
+def _fixed_lookahead(config: VerifyConfig) -> Lookahead | None:
+    """What the settings fix; None: by cost."""
+    if config.draft_level == "auto":
+        return None
+    level = int(config.draft_level)
+    return Lookahead(level, config.draft_fan if level == MAX_LEVEL else 0)
 
 
 def _emit(events: list[tuple[Sequence, Event]]) -> None:

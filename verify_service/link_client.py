@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 
 from paceline import codec
-from paceline.link import Stamp
+from paceline.link import MAX_LEVEL, Lookahead, Stamp
 from paceline.serving.channel import open_channel
 from paceline.types import DraftDistribution
 from paceline.v1 import draft_pb2, draft_pb2_grpc
-from verify_service.drafts import Proposal, Refusal
+from verify_service.drafts import Offer, Proposal, Refusal
 from verify_service.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class LinkEvents:
 
     def __init__(
         self,
-        up: Callable[["LinkClient", dict[str, str], dict[str, int]], None],
+        up: Callable[["LinkClient", dict[str, Offer]], None],
         down: Callable[[str], None],
         proposed: Callable[[str, list[Proposal], float], None],
         refused: Callable[[str, int, int, Refusal], None],
@@ -53,9 +53,17 @@ class LinkEvents:
 class LinkClient:
     """One draft replica, for as long as the verify replica lives; a ``LinkPort`` for the engine thread."""
 
-    def __init__(self, endpoint: str, hello: draft_pb2.LinkHello, events: LinkEvents) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        hello: draft_pb2.LinkHello,
+        events: LinkEvents,
+        shares: Callable[[str, str], bool],
+    ) -> None:
+        """``shares(host, device)``: whether a drafter there would slow the target model down."""
         self.endpoint = endpoint
         self._hello = hello
+        self._shares = shares
         self._events = events
         self._loop = asyncio.get_running_loop()
         self._update = draft_pb2.LinkUpdate()  # engine thread only
@@ -118,8 +126,16 @@ class LinkClient:
         log.info("link up", extra={"endpoint": self.endpoint, "draft_id": welcome.draft_id})
         self._events.up(
             self,
-            {offer.name: offer.version for offer in welcome.drafters},
-            {offer.name: offer.max_context for offer in welcome.drafters},
+            {
+                offer.name: Offer(
+                    offer.version,
+                    offer.max_context,
+                    min(offer.max_level, MAX_LEVEL),
+                    offer.one_pass,
+                    self._shares(welcome.host, offer.device),
+                )
+                for offer in welcome.drafters
+            },
         )
 
     def _received(self, message: draft_pb2.LinkProposals, at: float) -> None:
@@ -136,6 +152,8 @@ class LinkClient:
                 list(p.token_ids),
                 _believable(p.residence_s),
                 tuple(DraftDistribution(tuple(d.token_ids), tuple(d.probabilities)) for d in p.distributions),
+                _believable(p.draft_s),
+                tuple(p.assumed_ids),
             )
             for p in message.proposals
         ]
@@ -144,7 +162,7 @@ class LinkClient:
 
     # --- LinkPort: engine thread ------------------------------------------------------------------------------
 
-    def open(self, sequence: Sequence, epoch: int, k: int) -> None:
+    def open(self, sequence: Sequence, epoch: int, k: int, lookahead: Lookahead) -> None:
         """See ``LinkPort``."""
         spec = sequence.spec
         self._update.opens.add(
@@ -159,9 +177,13 @@ class LinkClient:
             traceparent=spec.trace.to_traceparent() if spec.trace else "",
             law=codec.law_to_pb(sequence.law),
             scope=_scope(spec.tenant),
+            level=lookahead.level,
+            fan=lookahead.fan,
         )
 
-    def commit(self, stamp: Stamp, token_ids: list[int], k: int, round_index: int) -> None:
+    def commit(
+        self, stamp: Stamp, token_ids: list[int], k: int, round_index: int, lookahead: Lookahead
+    ) -> None:
         """See ``LinkPort``."""
         self._update.commits.add(
             sequence_id=stamp.sequence_id,
@@ -170,6 +192,8 @@ class LinkClient:
             token_ids=token_ids,
             k=k,
             round=round_index,
+            level=lookahead.level,
+            fan=lookahead.fan,
         )
 
     def close(self, sequence_id: int, epoch: int) -> None:

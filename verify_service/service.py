@@ -16,6 +16,7 @@ from paceline.engine import Runner, load_runner
 from paceline.errors import FieldViolation, InvalidRequestError
 from paceline.ranges import MAX_K, sampling_violations
 from paceline.serving.delay_line import DelayLine
+from paceline.serving.host import host_name
 from paceline.serving.server import TierServer
 from paceline.simulation import MODEL_NAME, pair_of
 from paceline.telemetry import names
@@ -222,7 +223,10 @@ async def create_server(config: PacelineConfig) -> TierServer:
     )
     events = LinkEvents(engine.link_up, engine.link_down, engine.proposed, engine.refused)
     endpoints, lines = _endpoints(config)
-    background = [asyncio.create_task(LinkClient(endpoint, hello, events).run()) for endpoint in endpoints]
+    shares = _sharing(config.verify.draft_shares_device, runner.info.device, config.model.name)
+    background = [
+        asyncio.create_task(LinkClient(endpoint, hello, events, shares).run()) for endpoint in endpoints
+    ]
     background.append(asyncio.create_task(_watch(engine, server, config.verify.stall_s)))
     server.on_stop(_stopper(background, engine, telemetry, lines))
     engine.start()
@@ -244,6 +248,20 @@ def _step_costs(config: PacelineConfig, runner: Runner) -> CostTable | None:
     if config.model.name == MODEL_NAME:
         return simulated_table(pair_of(config.simulation).verify)
     return load_or_measure(runner, config.verify.cost_budget_s)
+
+
+def _sharing(setting: str, device: str, model: str) -> Callable[[str, str], bool]:
+    """Whether a drafter on (host, device) works on what the target model computes on."""
+    ours = host_name()
+
+    def shares(host: str, drafter_device: str) -> bool:
+        if setting != "auto":
+            return setting == "yes"
+        if MODEL_NAME in {model, drafter_device}:
+            return False
+        return not host or (host == ours and drafter_device == device)
+
+    return shares
 
 
 def _endpoints(config: PacelineConfig) -> tuple[list[str], list[DelayLine]]:

@@ -7,7 +7,7 @@ the KV lengths where they were, and can be run again.
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -126,15 +126,7 @@ def _cut(block: Block, most: int) -> Block:
     """``k`` is asked for so that nothing has to be cut; this holds for any drafter."""
     if len(block.token_ids) <= most:
         return block
-    return Block(
-        block.token_ids[:most],
-        block.outcome,
-        block.drafter,
-        block.asked_at,
-        block.answered_at,
-        block.residence_s,
-        block.distributions[:most],
-    )
+    return replace(block, token_ids=block.token_ids[:most], distributions=block.distributions[:most])
 
 
 def _row(work: Work, block: Block | None, runner: Runner) -> _Row:
@@ -210,6 +202,9 @@ def _outcome(
         next_worth_s=depth.next_worth_s,
         next_cost_s=depth.next_cost_s,
         step=step,
+        hidden_draft_s=max(0.0, block.work_s - draft_s),
+        ahead_level=block.ahead_level,
+        ahead_hit=block.ahead_hit,
     )
     sequence.add_round(record)
     run = Run(position, verdict.committed, record, previous, started, ended)
@@ -220,8 +215,11 @@ def tell_drafters(outcomes: SequenceOf[Outcome], drafts: Drafts, decisions: Mapp
     """The news of the step, before any client hears of it: the drafter's time is on the critical path."""
     for outcome in outcomes:
         if outcome.verdict.finish is None:
-            decision = decisions[outcome.sequence.id]
-            drafts.advance(outcome.sequence, len(outcome.verdict.committed), decision.k, wait=decision.wait)
+            sequence, record = outcome.sequence, outcome.run.record
+            if record is not None:
+                drafts.verified(sequence, record.drafted, record.accepted)
+            decision = decisions[sequence.id]
+            drafts.advance(sequence, len(outcome.verdict.committed), decision.k, wait=decision.wait)
         else:
             drafts.close(outcome.sequence)
     drafts.flush()

@@ -7,7 +7,7 @@ Others come by import path (``plug_in``, docs/drafters.md), cascades are made of
 
 from collections.abc import Mapping
 
-from draft_service.drafters.base import PASS, Drafter, DraftRequest, Outcome, Sampled, TwoSpeed
+from draft_service.drafters.base import PASS, AheadDrafter, Drafter, DraftRequest, Outcome, Sampled, TwoSpeed
 from draft_service.drafters.cascade import Cascade
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafters.plug_in import Constructor, load_plug_in
@@ -24,6 +24,7 @@ DISTILLED_MODEL = "smollm2-drafter"
 __all__ = [
     "CONSTRUCTORS",
     "PASS",
+    "AheadDrafter",
     "DraftRequest",
     "Drafter",
     "Outcome",

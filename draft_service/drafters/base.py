@@ -1,7 +1,7 @@
 """What a drafter is: something that guesses how sequences go on. Nothing it says can change an output (I1)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -17,6 +17,9 @@ class DraftRequest:
     ``len(token_ids)`` on, at most ``k`` (>= 1) of them, each below ``vocab_size``. ``scope`` stands for the tenant: what
     is remembered of a text may serve texts of the same scope only, and none where it is empty. ``alone``: there is no
     slower half to pass the question on to.
+
+    ``num_hypothetical``: so many tokens at the end of ``token_ids`` are not confirmed but assumed, and may be taken
+    back. Only an ``AheadDrafter`` is asked so. ``offset``: how many guesses of the block in question stand among them.
     """
 
     handle: int
@@ -28,6 +31,8 @@ class DraftRequest:
     scope: str = ""
     alone: bool = True
     law: Law = Law.COUPLED
+    num_hypothetical: int = 0
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +134,55 @@ class Tidying(Protocol):
 def tidy(drafter: Drafter) -> bool:
     """A piece of the drafter's own work, if it has such; whether there is more."""
     return isinstance(drafter, Tidying) and drafter.tidy()
+
+
+@dataclass(slots=True)
+class Branch:
+    """Guesses for the case that the verdict commits just ``assumed``. ``ended``: there will be no more."""
+
+    assumed: tuple[int, ...]
+    guesses: list[int] = field(default_factory=list)
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class Enumeration:
+    """Drafting ahead from several outcomes of the round that verifies ``block`` behind ``request.token_ids``.
+
+    The drafter makes the branches, ``fan`` at each accepted length from 0 to the block's, and lengthens each of them to
+    ``request.k`` guesses.
+    """
+
+    request: DraftRequest
+    block: Sequence[int]
+    fan: int
+    branches: list[Branch] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every branch is as long as it gets."""
+        most = self.request.k
+        return bool(self.branches) and all(one.ended or len(one.guesses) >= most for one in self.branches)
+
+
+@runtime_checkable
+class AheadDrafter(Drafter, Protocol):
+    """A drafter that can work ahead of the verdict, up to ``max_level`` (see ``paceline.link.Lookahead``)."""
+
+    @property
+    def max_level(self) -> int:
+        """1: ``propose`` takes hypothetical tokens. 2: ``enumerate`` too."""
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether a block of any length takes one forward."""
+
+    @property
+    def device(self) -> str:
+        """What it computes on: cpu, cuda:N, simulated."""
+
+    def enumerate(self, batch: Sequence[Enumeration]) -> None:
+        """One forward's worth of progress for each: at first branches, then their guesses. May raise, like ``propose``."""
+
+    def abandon(self, handle: int) -> None:
+        """The enumeration of this sequence is over: free what it held. Harmless where there is none."""

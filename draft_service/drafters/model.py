@@ -8,6 +8,9 @@ then commits decides how much of it stays:
     read       P P P P a b c        P prompt, a..c guesses (the last guess is never read)
     confirmed  P P P P a x          the verifier took a and put x for b
     kept       P P P P a            truncate; x is read next, and its logits give the next guess
+
+Drafting ahead at level 2 reads the block once more, with all its logits, for the likeliest outcomes; each outcome then
+goes on in a KV slot of its own, which starts as a copy. Such slots are lent: a new sequence takes them back.
 """
 
 from collections.abc import Sequence, Set
@@ -15,12 +18,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from draft_service.drafters.base import DraftRequest, Outcome, Sampled
+from draft_service.drafters.base import Branch, DraftRequest, Enumeration, Outcome, Sampled
 from paceline.config import DEFAULT_TOP_M, ModelConfig
 from paceline.engine import Runner, Segment, load_runner
 from paceline.errors import CapacityError, ConfigError
 from paceline.model_store import resolve_model_dir
-from paceline.sampling import TokenRow, choose, sample_draft
+from paceline.sampling import TokenRow, choose, likeliest, sample_draft
 from paceline.tokenizer import Tokenizer
 from paceline.types import DraftDistribution, SamplingParams
 
@@ -40,10 +43,10 @@ class _Slot:
     num_confirmed: int = 0
     sampling: SamplingParams | None = None
 
-    def keep_agreed(self, token_ids: Sequence[int]) -> int:
-        """Forget what was read and not confirmed; the number of tokens that stay.
+    def keep_agreed(self, token_ids: Sequence[int], num_hypothetical: int = 0) -> int:
+        """Forget what was read and is not among ``token_ids``; the number of tokens that stay.
 
-        At least one token stays unread: its logits give the first guess.
+        At least one token stays unread: its logits give the first guess. What is hypothetical is not confirmed.
         """
         agreed: int = self.num_confirmed
         most = min(len(self.read_ids), len(token_ids) - 1)
@@ -51,7 +54,7 @@ class _Slot:
             agreed += 1
         agreed = min(agreed, most)
         del self.read_ids[agreed:]
-        self.num_confirmed = agreed
+        self.num_confirmed = min(agreed, len(token_ids) - num_hypothetical)
         return agreed
 
 
@@ -97,10 +100,25 @@ class _Draft:
         return TokenRow(self.sampling, position, prompt, [*output, *self.guesses])
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A slot lent to one outcome."""
+
+    slot: int
+    branch: Branch
+
+    def segment(self, length: int) -> Segment:
+        """The token that was assumed or guessed last."""
+        last = (self.branch.guesses or self.branch.assumed)[-1]
+        return Segment(self.slot, length, [last], 1)
+
+
 class ModelDrafter:
     """See the module. One KV slot a sequence; all of ``runner`` belongs to the thread that calls ``propose``."""
 
     slow = True
+    max_level = 2
+    one_pass = False
 
     def __init__(self, name: str, runner: Runner, *, version: str, top_m: int = DEFAULT_TOP_M) -> None:
         self.name = name
@@ -110,6 +128,8 @@ class ModelDrafter:
         self._eos_ids = frozenset(runner.eos_token_ids)
         self._slots: dict[int, _Slot] = {}
         self._top_m = top_m
+        self._lent: dict[int, list[_Ahead]] = {}
+        self.device = runner.info.device
 
     @property
     def num_free_slots(self) -> int:
@@ -119,6 +139,10 @@ class ModelDrafter:
     def open(self, handle: int) -> None:
         """Take a slot. Raises CapacityError when all are taken."""
         slot = self._runner.kv.acquire()
+        if slot is None and self._lent:
+            for other in list(self._lent):
+                self.abandon(other)
+            slot = self._runner.kv.acquire()
         if slot is None:
             raise CapacityError(
                 f"all {self._runner.kv.num_slots} KV slots of drafter {self.name!r} are taken", 1.0
@@ -127,6 +151,7 @@ class ModelDrafter:
 
     def close(self, handle: int) -> None:
         """Give the slot back."""
+        self.abandon(handle)
         slot = self._slots.pop(handle, None)
         if slot is not None:
             self._runner.kv.release(slot.slot)
@@ -150,12 +175,94 @@ class ModelDrafter:
             raise
         return [draft.answer(self._eos_ids) if id(draft) in through else None for draft in drafts]
 
+    @torch.inference_mode()
+    def enumerate(self, batch: Sequence[Enumeration]) -> None:
+        """One forward: the likeliest outcomes of those that have none yet, else a guess for each of their branches."""
+        fresh = [one for one in batch if not one.branches]
+        going = [
+            (one, ahead)
+            for one in batch
+            if one.branches
+            for ahead in self._lent.get(one.request.handle, ())
+            if not ahead.branch.ended and len(ahead.branch.guesses) < one.request.k
+        ]
+        segments = [self._reread(one) for one in fresh]
+        segments += [ahead.segment(self._runner.kv.length(ahead.slot)) for _, ahead in going]
+        if not segments:
+            return
+        try:
+            logits = self._runner.forward(segments)
+        except BaseException:
+            for one in batch:
+                self.abandon(one.request.handle)
+            raise
+        at = 0
+        for one in fresh:
+            count = len(one.block) + 1
+            self._branch_out(one, logits[at : at + count])
+            at += count
+        if going:
+            for row, (one, _) in enumerate(going):
+                logits[at + row, one.request.vocab_size :] = -torch.inf
+            rows = [
+                self._row_behind(one.request, [*ahead.branch.assumed, *ahead.branch.guesses])
+                for one, ahead in going
+            ]
+            for guess, (_, ahead) in zip(choose(logits[at:], rows), going, strict=True):
+                ahead.branch.guesses.append(guess)
+                ahead.branch.ended = guess in self._eos_ids
+
+    def abandon(self, handle: int) -> None:
+        """Give the lent slots of a sequence back."""
+        for ahead in self._lent.pop(handle, ()):
+            ahead.branch.ended = True
+            self._runner.kv.release(ahead.slot)
+
+    def _reread(self, enumeration: Enumeration) -> Segment:
+        """The last confirmed token and the block once more: their logits are those of every accepted length."""
+        request, slot = enumeration.request, self._slots[enumeration.request.handle]
+        known = len(request.token_ids) - 1
+        tokens = [*request.token_ids, *enumeration.block]
+        kept = min(slot.keep_agreed(tokens, len(enumeration.block)), known)
+        del slot.read_ids[kept:]
+        slot.num_confirmed = min(slot.num_confirmed, kept)
+        self._runner.kv.truncate(slot.slot, kept)
+        unread = tokens[kept:]
+        slot.read_ids += unread
+        return Segment(slot.slot, kept, unread, len(enumeration.block) + 1)
+
+    def _branch_out(self, enumeration: Enumeration, logits: torch.Tensor) -> None:
+        """Lend a slot to each of the likeliest outcomes, as far as there are some."""
+        request, block = enumeration.request, enumeration.block
+        logits[:, request.vocab_size :] = -torch.inf
+        rows = [self._row_behind(request, block[:accepted]) for accepted in range(len(block) + 1)]
+        source = self._slots[request.handle].slot
+        lent = self._lent.setdefault(request.handle, [])
+        for accepted, candidates in enumerate(likeliest(logits, rows, enumeration.fan + 1)):
+            guessed = block[accepted] if accepted < len(block) else None
+            for token in [one for one in candidates if one != guessed][: enumeration.fan]:
+                branch = Branch((*block[:accepted], token), ended=True)
+                enumeration.branches.append(branch)
+                slot = self._runner.kv.acquire() if token not in self._eos_ids else None
+                if slot is not None:
+                    branch.ended = False
+                    self._runner.kv.copy_prefix(source, slot, len(request.token_ids) + accepted)
+                    lent.append(_Ahead(slot, branch))
+
+    def _row_behind(self, request: DraftRequest, guesses: Sequence[int]) -> TokenRow:
+        sampling = self._slots[request.handle].sampling or request.sampling
+        position = len(request.token_ids) + len(guesses)
+        if not sampling.needs_history:
+            return TokenRow(sampling, position, (), ())
+        prompt, output = request.token_ids[: request.prompt_len], request.token_ids[request.prompt_len :]
+        return TokenRow(sampling, position, prompt, [*output, *guesses])
+
     # --- steps ------------------------------------------------------------------------------------------------
 
     def _reconciled(self, request: DraftRequest) -> _Draft:
         """Cut the KV to what the verifier confirmed."""
         slot = self._slots[request.handle]
-        kept = slot.keep_agreed(request.token_ids)
+        kept = slot.keep_agreed(request.token_ids, request.num_hypothetical)
         self._runner.kv.truncate(slot.slot, kept)
         if slot.sampling is None:
             slot.sampling = _readable(request.sampling, self._runner.info.vocab_size)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from draft_service.drafters.base import DraftRequest
+from draft_service.drafters.base import Branch, DraftRequest, Enumeration
 from paceline import simulation
 from paceline.config import SimulationConfig
 from paceline.engine.simulated import Source
@@ -28,12 +28,15 @@ class SimulatedDrafter:
 
     slow = True
     max_context = 0
+    max_level = 2
+    device = simulation.MODEL_NAME
 
     def __init__(self, name: str, config: SimulationConfig, tokenizer: Tokenizer) -> None:
         self.name = name
         self.version = f"simulated-1-{config.agreement:g}"
         self._config = config
         self._pair = simulation.pair_of(config)
+        self.one_pass = self._pair.one_pass
         self._source = Source(tokenizer)
         self._tokenizer = tokenizer
         self._num_read: dict[int, int] = {}
@@ -58,11 +61,42 @@ class SimulatedDrafter:
         for request in batch:
             guesses: list[int] = []
             for offset in range(request.k):
-                guesses.append(self._candidates(request, guesses, offset, 1)[0])
+                guesses += self._candidates(request, guesses, request.offset + offset, 1)
             drafts.append(guesses)
             self._num_read[request.handle] = len(request.token_ids)
         simulation.sleep_until(started + seconds)
         return drafts
+
+    def enumerate(self, batch: Sequence[Enumeration]) -> None:
+        """One forward: first the outcomes, from the logits of the block and of the bonus, then a guess for each branch."""
+        started = time.monotonic()
+        rows = context = 0
+        for enumeration in batch:
+            request, block = enumeration.request, enumeration.block
+            context += len(request.token_ids)
+            if not enumeration.branches:
+                enumeration.branches = self._outcomes(request, block, enumeration.fan)
+                rows += 1
+                continue
+            for branch in enumeration.branches:
+                rows += 1
+                for _ in range(request.k if self.one_pass else 1):
+                    prefix = [*branch.assumed, *branch.guesses]
+                    branch.guesses += self._candidates(request, prefix, len(branch.guesses), 1)
+        simulation.sleep_until(started + self._pair.draft.seconds(rows, context))
+
+    def abandon(self, handle: int) -> None:
+        """Nothing is held."""
+
+    def _outcomes(self, request: DraftRequest, block: Sequence[int], fan: int) -> list[Branch]:
+        branches = []
+        for accepted in range(len(block) + 1):
+            right = block[:accepted]
+            likeliest = self._candidates(request, right, accepted, fan + 1)
+            wrong = block[accepted] if accepted < len(block) else None
+            outcomes = [token for token in likeliest if token != wrong][:fan]
+            branches += [Branch((*right, token)) for token in outcomes]
+        return branches
 
     def close(self, handle: int) -> None:
         """Forget it."""

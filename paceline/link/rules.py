@@ -5,8 +5,13 @@ fates, and a refused message leaves the state as it was. DESIGN section 3, invar
 
     verify --Open, Commit, Close--> draft      judged by MirrorState (one per sequence, on the draft side)
     verify <------- Proposal ------- draft     judged by ProposalGate (one per sequence, on the verify side)
+
+A proposal may be drafted ahead of the verdict: it then assumes that certain tokens will be committed behind its base_len,
+and is used iff they are. It may come before the verdict (kept, under a credit) or after it (used on the spot if it
+fits).
 """
 
+from collections.abc import Sequence
 from enum import Enum
 
 from paceline.link.stamps import Stamp
@@ -20,6 +25,8 @@ class Fate(Enum):
     DUPLICATE = "duplicate"  # says what is known already
     GAP = "gap"  # builds on something that never arrived
     MISMATCH = "mismatch"  # cannot be meant: an epoch never issued, a token that does not exist
+    AHEAD = "ahead"  # assumes an outcome that is still open: kept until the verdict
+    MISSED = "missed"  # assumed another outcome than the actual one
 
 
 class Age(Enum):
@@ -111,45 +118,118 @@ _PROPOSAL: dict[tuple[Age, Age], Fate] = {
 }
 
 
+class Base(Enum):
+    """Where the base length of a proposal that was drafted ahead stands."""
+
+    OLDER = "older"
+    LAST = "last"  # the length before the last verdict: what it assumed is decided
+    LIVE = "live"
+    NEWER = "newer"
+
+
+_AHEAD: dict[tuple[Age, Base], Fate] = {
+    # (epoch, base_len). APPLY at the last length only where the assumed outcome is the actual one, else MISSED
+    (Age.OLDER, Base.OLDER): Fate.STALE,
+    (Age.OLDER, Base.LAST): Fate.STALE,
+    (Age.OLDER, Base.LIVE): Fate.STALE,
+    (Age.OLDER, Base.NEWER): Fate.STALE,
+    (Age.SAME, Base.OLDER): Fate.STALE,
+    (Age.SAME, Base.LAST): Fate.APPLY,
+    (Age.SAME, Base.LIVE): Fate.AHEAD,
+    (Age.SAME, Base.NEWER): Fate.GAP,
+    (Age.NEWER, Base.OLDER): Fate.MISMATCH,
+    (Age.NEWER, Base.LAST): Fate.MISMATCH,
+    (Age.NEWER, Base.LIVE): Fate.MISMATCH,
+    (Age.NEWER, Base.NEWER): Fate.MISMATCH,
+}
+
+
 class ProposalGate:
     """What the verify side has asked of a drafter for one sequence, and which answers it may use.
 
-    ``epoch`` is the last one issued, ``base_len`` the live length, ``k`` the most tokens asked for at that length.
+    ``epoch`` is the last one issued, ``base_len`` the live length, ``k`` the most tokens asked for at that length,
+    ``credit`` how many outcomes of the round at that length may be drafted ahead.
     """
 
-    __slots__ = ("_answered", "base_len", "epoch", "k")
+    __slots__ = ("_answered", "_assumed", "_committed", "_last_k", "base_len", "credit", "epoch", "k")
 
     def __init__(self) -> None:
         self.epoch = 0
         self.base_len = 0
         self.k = 0
+        self.credit = 0
         self._answered = False
+        self._assumed: set[tuple[int, ...]] = set()
+        self._committed: tuple[int, ...] = ()  # by the last verdict under this epoch
+        self._last_k = 0
 
     @property
     def awaiting(self) -> bool:
         """Whether a proposal was asked for at the live length and has not come."""
         return self.k > 0 and not self._answered
 
-    def opened(self, base_len: int, k: int) -> int:
+    def opened(self, base_len: int, k: int, credit: int = 0) -> int:
         """The sequence is opened (again) at ``base_len``; gives the new epoch."""
         self.epoch += 1
-        self.moved(base_len, k)
+        self.moved(base_len, k, (), credit)
         return self.epoch
 
-    def moved(self, base_len: int, k: int) -> None:
-        """Tokens were committed: the live length is ``base_len``, up to ``k`` guesses are asked for."""
-        self.base_len, self.k, self._answered = base_len, k, False
+    def moved(self, base_len: int, k: int, committed: Sequence[int] = (), credit: int = 0) -> bool:
+        """Tokens were committed: the live length is ``base_len``, up to ``k`` guesses are asked for.
 
-    def judge(self, stamp: Stamp, token_ids: "list[int]", vocab_size: int) -> Fate:
-        """What becomes of a proposal; APPLY also marks the question as answered."""
+        True: a block that was drafted ahead, and kept, assumed just this. It is the answer, there will be no other.
+        """
+        self._committed = tuple(committed)
+        hit = k > 0 and self._committed in self._assumed
+        self._last_k = self.k
+        self.base_len, self.k, self.credit, self._answered = base_len, k, credit, hit
+        self._assumed.clear()
+        return hit
+
+    def judge(
+        self, stamp: Stamp, token_ids: "list[int]", vocab_size: int, assumed_ids: Sequence[int] = ()
+    ) -> Fate:
+        """What becomes of a proposal; APPLY also marks the question as answered, AHEAD takes a credit.
+
+        ``token_ids`` may be longer than ``k`` where they were drafted ahead, under the ``k`` before it: cut them.
+        """
         if self.epoch == 0:
             return Fate.MISMATCH  # nothing was ever asked
-        fate = _PROPOSAL[_age(stamp.epoch, self.epoch), _age(stamp.base_len, self.base_len)]
-        if fate is not Fate.APPLY:
+        if assumed_ids:
+            fate = self._judge_ahead(stamp, tuple(assumed_ids))
+            most = max(self.k, self._last_k)
+        else:
+            fate = _PROPOSAL[_age(stamp.epoch, self.epoch), _age(stamp.base_len, self.base_len)]
+            most = self.k
+            if fate is Fate.APPLY and self._answered:
+                fate = Fate.DUPLICATE
+        if fate not in {Fate.APPLY, Fate.AHEAD}:
             return fate
-        if self._answered:
-            return Fate.DUPLICATE
-        if len(token_ids) > self.k or any(not 0 <= token < vocab_size for token in token_ids):
+        if len(token_ids) > most or not all(0 <= token < vocab_size for token in (*token_ids, *assumed_ids)):
             return Fate.MISMATCH
-        self._answered = True
-        return Fate.APPLY
+        if fate is Fate.AHEAD:
+            self._assumed.add(tuple(assumed_ids))
+        else:
+            self._answered = True
+        return fate
+
+    def _judge_ahead(self, stamp: Stamp, assumed: tuple[int, ...]) -> Fate:
+        fate = _AHEAD[_age(stamp.epoch, self.epoch), self._base(stamp.base_len)]
+        if fate is Fate.APPLY:
+            if assumed != self._committed or not self.k:
+                return Fate.MISSED
+            return Fate.DUPLICATE if self._answered else Fate.APPLY
+        if fate is Fate.AHEAD:
+            if assumed in self._assumed:
+                return Fate.DUPLICATE
+            if len(self._assumed) >= self.credit:
+                return Fate.MISMATCH  # more than was asked for
+        return fate
+
+    def _base(self, base_len: int) -> Base:
+        if base_len == self.base_len:
+            return Base.LIVE
+        if base_len > self.base_len:
+            return Base.NEWER
+        last = bool(self._committed) and base_len == self.base_len - len(self._committed)
+        return Base.LAST if last else Base.OLDER

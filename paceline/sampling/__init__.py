@@ -9,6 +9,7 @@ from paceline.sampling.acceptance import DraftToken, draft_tokens
 from paceline.sampling.coupled import choose, top2_gap
 from paceline.sampling.noise import Domain, gumbel
 from paceline.sampling.processors import BadLogitsError, TokenRow, processed_logprobs
+from paceline.sampling.ranking import likeliest
 from paceline.sampling.sampled import decide, sample_draft
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "decide",
     "draft_tokens",
     "gumbel",
+    "likeliest",
     "processed_logprobs",
     "sample_draft",
     "top2_gap",

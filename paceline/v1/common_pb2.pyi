@@ -416,6 +416,9 @@ class RoundRecord(_message.Message):
     NEXT_WORTH_S_FIELD_NUMBER: _builtins.int
     NEXT_COST_S_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    HIDDEN_DRAFT_S_FIELD_NUMBER: _builtins.int
+    AHEAD_LEVEL_FIELD_NUMBER: _builtins.int
+    AHEAD_HIT_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Counts from 0 within the request; the prefill that gives the first token is not a round."""
     base_len: _builtins.int
@@ -460,6 +463,12 @@ class RoundRecord(_message.Message):
     """What one more row would have cost."""
     step: _builtins.int
     """Counts the steps of the verify replica: rounds of the same number shared a forward."""
+    hidden_draft_s: _builtins.float
+    """Draft time that no round paid for: spent ahead, while the round before was verified. draft_s is what was exposed."""
+    ahead_level: _builtins.int
+    """Level of drafting ahead that was asked for in the round before, see SequenceOpen.level."""
+    ahead_hit: _builtins.bool
+    """Whether the block had been drafted for this very outcome before it was known."""
     def __init__(
         self,
         *,
@@ -485,10 +494,13 @@ class RoundRecord(_message.Message):
         next_worth_s: _builtins.float = ...,
         next_cost_s: _builtins.float = ...,
         step: _builtins.int = ...,
+        hidden_draft_s: _builtins.float = ...,
+        ahead_level: _builtins.int = ...,
+        ahead_hit: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_s", b"accept_s", "accepted", b"accepted", "asked", b"asked", "base_len", b"base_len", "batch_rows", b"batch_rows", "batch_sequences", b"batch_sequences", "committed", b"committed", "depth_reason", b"depth_reason", "draft_s", b"draft_s", "drafted", b"drafted", "drafter", b"drafter", "expected_tokens", b"expected_tokens", "forward_s", b"forward_s", "ignored", b"ignored", "index", b"index", "network_s", b"network_s", "next_cost_s", b"next_cost_s", "next_worth_s", b"next_worth_s", "outcome", b"outcome", "step", b"step", "verify_s", b"verify_s", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_s", b"accept_s", "accepted", b"accepted", "ahead_hit", b"ahead_hit", "ahead_level", b"ahead_level", "asked", b"asked", "base_len", b"base_len", "batch_rows", b"batch_rows", "batch_sequences", b"batch_sequences", "committed", b"committed", "depth_reason", b"depth_reason", "draft_s", b"draft_s", "drafted", b"drafted", "drafter", b"drafter", "expected_tokens", b"expected_tokens", "forward_s", b"forward_s", "hidden_draft_s", b"hidden_draft_s", "ignored", b"ignored", "index", b"index", "network_s", b"network_s", "next_cost_s", b"next_cost_s", "next_worth_s", b"next_worth_s", "outcome", b"outcome", "step", b"step", "verify_s", b"verify_s", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -179,6 +179,8 @@ class SequenceOpen(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     LAW_FIELD_NUMBER: _builtins.int
     SCOPE_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    FAN_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """Unique within the verify replica's life, never used again."""
     epoch: _builtins.int
@@ -199,6 +201,10 @@ class SequenceOpen(_message.Message):
     """Stands for the tenant without naming it: what a drafter remembers of this sequence may serve sequences of the same
     scope only. Empty: nothing is remembered.
     """
+    level: _builtins.int
+    """Draft ahead of the verdict: 0 not at all, 1 along the guess that everything is accepted, 2 from several outcomes."""
+    fan: _builtins.int
+    """Level 2: outcomes at each accepted length."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt and all committed tokens."""
@@ -221,10 +227,12 @@ class SequenceOpen(_message.Message):
         traceparent: _builtins.str = ...,
         law: _common_pb2.AcceptanceLaw.ValueType = ...,
         scope: _builtins.str = ...,
+        level: _builtins.int = ...,
+        fan: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "epoch", b"epoch", "k", b"k", "law", b"law", "prompt_len", b"prompt_len", "round", b"round", "sampling", b"sampling", "scope", b"scope", "sequence_id", b"sequence_id", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "epoch", b"epoch", "fan", b"fan", "k", b"k", "law", b"law", "level", b"level", "prompt_len", b"prompt_len", "round", b"round", "sampling", b"sampling", "scope", b"scope", "sequence_id", b"sequence_id", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -242,6 +250,8 @@ class SequenceCommit(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     K_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    FAN_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """See SequenceOpen."""
     epoch: _builtins.int
@@ -252,6 +262,10 @@ class SequenceCommit(_message.Message):
     """Most tokens to propose next; 0: none for now."""
     round: _builtins.int
     """Round the proposal is for."""
+    level: _builtins.int
+    """See SequenceOpen."""
+    fan: _builtins.int
+    """See SequenceOpen."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The committed tokens, at least one."""
@@ -265,10 +279,12 @@ class SequenceCommit(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         k: _builtins.int = ...,
         round: _builtins.int = ...,
+        level: _builtins.int = ...,
+        fan: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "epoch", b"epoch", "k", b"k", "round", b"round", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "epoch", b"epoch", "fan", b"fan", "k", b"k", "level", b"level", "round", b"round", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -341,22 +357,34 @@ class DrafterOffer(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_FIELD_NUMBER: _builtins.int
+    MAX_LEVEL_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    ONE_PASS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name."""
     version: _builtins.str
     """Hash of its weights, or version of its algorithm."""
     max_context: _builtins.int
     """Longest sequence it can mirror, in tokens; 0: no limit of its own."""
+    max_level: _builtins.int
+    """Highest level of drafting ahead, see SequenceOpen."""
+    device: _builtins.str
+    """What it computes on: cpu, cuda:N, simulated."""
+    one_pass: _builtins.bool
+    """Forwards for a block of any length: one (block drafters), else one a token."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         version: _builtins.str = ...,
         max_context: _builtins.int = ...,
+        max_level: _builtins.int = ...,
+        device: _builtins.str = ...,
+        one_pass: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_context", b"max_context", "name", b"name", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "max_context", b"max_context", "max_level", b"max_level", "name", b"name", "one_pass", b"one_pass", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -370,8 +398,11 @@ class LinkWelcome(_message.Message):
 
     DRAFT_ID_FIELD_NUMBER: _builtins.int
     DRAFTERS_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
     draft_id: _builtins.str
     """Name of the draft replica."""
+    host: _builtins.str
+    """Names the machine: a verify and a draft replica of one machine share its cores."""
     @_builtins.property
     def drafters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrafterOffer]:
         """What it offers."""
@@ -381,10 +412,11 @@ class LinkWelcome(_message.Message):
         *,
         draft_id: _builtins.str = ...,
         drafters: _abc.Iterable[Global___DrafterOffer] | None = ...,
+        host: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_id", b"draft_id", "drafters", b"drafters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_id", b"draft_id", "drafters", b"drafters", "host", b"host"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -464,12 +496,13 @@ class Proposal(_message.Message):
     DRAFT_S_FIELD_NUMBER: _builtins.int
     RESIDENCE_S_FIELD_NUMBER: _builtins.int
     DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    ASSUMED_IDS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """See SequenceOpen."""
     epoch: _builtins.int
     """See SequenceOpen."""
     base_len: _builtins.int
-    """Length of the sequence that the guess continues."""
+    """Length of the sequence that the guess continues; with assumed_ids, the guess comes behind those."""
     queue_s: _builtins.float
     """Time from the update's arrival to the start of the drafter's work on it."""
     draft_s: _builtins.float
@@ -484,6 +517,12 @@ class Proposal(_message.Message):
     def distributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftDistribution]:
         """Under ratio and block: one for each token, or none at all where nothing was drawn (each guess then counts as certain)."""
 
+    @_builtins.property
+    def assumed_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Drafted ahead of the verdict: the tokens that must be committed behind base_len for this guess to be used, next to
+        others of the same base_len that assume other outcomes. Empty: the answer to the question at base_len.
+        """
+
     def __init__(
         self,
         *,
@@ -495,10 +534,11 @@ class Proposal(_message.Message):
         draft_s: _builtins.float = ...,
         residence_s: _builtins.float = ...,
         distributions: _abc.Iterable[Global___DraftDistribution] | None = ...,
+        assumed_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "distributions", b"distributions", "draft_s", b"draft_s", "epoch", b"epoch", "queue_s", b"queue_s", "residence_s", b"residence_s", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assumed_ids", b"assumed_ids", "base_len", b"base_len", "distributions", b"distributions", "draft_s", b"draft_s", "epoch", b"epoch", "queue_s", b"queue_s", "residence_s", b"residence_s", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,5 +1,6 @@
 """The link's rules under random interleavings: lost, doubled and reordered messages harm nothing."""
 
+import copy
 from dataclasses import dataclass
 from itertools import product
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from paceline.link import Fate, MirrorState, ProposalGate, Stamp
-from paceline.link.rules import _COMMIT, _PROPOSAL, Age
+from paceline.link.rules import _AHEAD, _COMMIT, _PROPOSAL, Age, Base
 
 SEQUENCE = 7
 VOCAB = 100
@@ -46,7 +47,7 @@ Message = Open | Commit | Close
 
 
 def snapshot(state: MirrorState | ProposalGate) -> tuple[object, ...]:
-    return tuple(getattr(state, name) for name in type(state).__slots__)
+    return tuple(copy.copy(getattr(state, name)) for name in type(state).__slots__)
 
 
 small = st.integers(0, 6)
@@ -224,6 +225,11 @@ def test_a_close_before_the_open_is_remembered():
     assert state.open(2, 5) is Fate.APPLY
 
 
+def test_the_table_of_blocks_drafted_ahead_is_complete():
+    """Every combination of epoch and base length has a fate."""
+    assert set(_AHEAD) == set(product(Age, Base))
+
+
 @pytest.mark.parametrize("table", [_COMMIT, _PROPOSAL])
 def test_the_tables_are_complete(table):
     """Every combination of epoch and base length has a fate."""
@@ -234,30 +240,41 @@ def test_the_tables_are_complete(table):
 
 
 class GateMachine(RuleBasedStateMachine):
-    """A verify tier that opens and commits, and a wire that brings any proposal at any time."""
+    """A verify tier that opens and commits, and a wire that brings any proposal, ahead or not, at any time."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gate = ProposalGate()
-        self.length = 3
+        self.text = [1, 2, 3]
         self.asked = 0
+        self.last_asked = 0
+        self.credit = 0
         self.answered = False
+        self.kept: set[tuple[int, ...]] = set()
+        self.last_round: tuple[int, ...] = ()
         self.used: set[tuple[int, int]] = set()
 
-    @rule(k=st.integers(0, 4))
-    def open(self, k):
-        """The sequence is opened, or opened again."""
+    @rule(k=st.integers(0, 4), credit=st.integers(0, 3))
+    def open(self, k, credit):
+        """The sequence is opened, or opened again: what was drafted ahead under the old epoch is gone."""
         before = self.gate.epoch
-        assert self.gate.opened(self.length, k) == before + 1
-        self.asked, self.answered = k, False
+        assert self.gate.opened(len(self.text), k, credit) == before + 1
+        self.last_asked, self.asked, self.answered, self.credit = self.asked, k, False, credit
+        self.kept, self.last_round = set(), ()
 
     @precondition(lambda self: self.gate.epoch > 0)
-    @rule(tokens=st.integers(1, 4), k=st.integers(0, 4))
-    def commit(self, tokens, k):
-        """A round committed tokens."""
-        self.length += tokens
-        self.gate.moved(self.length, k)
-        self.asked, self.answered = k, False
+    @rule(data=st.data(), k=st.integers(0, 4), credit=st.integers(0, 3))
+    def commit(self, data, k, credit):
+        """A round committed tokens, perhaps those that a kept block assumed: then that block is the answer."""
+        tokens = st.lists(st.integers(0, 1), min_size=1, max_size=2).map(tuple)
+        committed = data.draw(st.one_of(tokens, st.sampled_from(sorted(self.kept))) if self.kept else tokens)
+        self.text += committed
+        hit = self.gate.moved(len(self.text), k, committed, credit)
+        assert hit == (k > 0 and committed in self.kept)
+        self.last_asked, self.asked, self.answered, self.credit = self.asked, k, hit, credit
+        self.kept, self.last_round = set(), committed
+        if hit:
+            self._use()
 
     @rule(
         epoch=st.integers(-2, 2),
@@ -266,7 +283,7 @@ class GateMachine(RuleBasedStateMachine):
     )
     def propose(self, epoch, offset, token_ids):
         """A proposal with any stamp and any content: used iff it answers the question that is open now."""
-        stamp = Stamp(SEQUENCE, self.gate.epoch + epoch, self.length + offset)
+        stamp = Stamp(SEQUENCE, self.gate.epoch + epoch, len(self.text) + offset)
         before = snapshot(self.gate)
         fate = self.gate.judge(stamp, token_ids, VOCAB)
         usable = (
@@ -279,13 +296,58 @@ class GateMachine(RuleBasedStateMachine):
         )
         if usable:
             assert fate is Fate.APPLY
-            self.answered = True
-            if self.asked:
-                assert (stamp.epoch, stamp.base_len) not in self.used
-                self.used.add((stamp.epoch, stamp.base_len))
+            self._use()
         else:
             assert fate is not Fate.APPLY
             assert snapshot(self.gate) == before
+
+    @rule(
+        epoch=st.integers(-1, 1),
+        back=st.sampled_from(["live", "last", "elsewhere"]),
+        offset=st.integers(-6, 2),
+        token_ids=st.lists(st.integers(-1, VOCAB), max_size=5),
+        assumed=st.lists(st.integers(0, 1), min_size=1, max_size=2).map(tuple),
+        right=st.booleans(),
+    )
+    def propose_ahead(self, epoch, back, offset, token_ids, assumed, right):
+        """Drafted ahead: kept while its outcome is open, used late iff it assumed the actual one, else gone."""
+        length = len(self.text)
+        if right and self.last_round:
+            assumed = self.last_round
+        base_len = {"live": length, "last": length - len(self.last_round), "elsewhere": length + offset}[back]
+        stamp = Stamp(SEQUENCE, self.gate.epoch + epoch, base_len)
+        before = snapshot(self.gate)
+        fate = self.gate.judge(stamp, token_ids, VOCAB, assumed)
+        sound = (
+            epoch == 0
+            and self.gate.epoch > 0
+            and len(token_ids) <= max(self.asked, self.last_asked)
+            and all(0 <= token < VOCAB for token in token_ids)
+        )
+        keeps = base_len == length and assumed not in self.kept and len(self.kept) < self.credit
+        fits = (
+            base_len == length - len(self.last_round) < length
+            and assumed == self.last_round
+            and self.asked > 0
+            and not self.answered
+        )
+        if sound and keeps:
+            assert fate is Fate.AHEAD
+            self.kept.add(assumed)
+        elif sound and fits:
+            assert fate is Fate.APPLY
+            self._use()
+        else:
+            assert fate not in {Fate.APPLY, Fate.AHEAD}
+            assert snapshot(self.gate) == before
+
+    def _use(self):
+        """A question is answered once."""
+        self.answered = True
+        if self.asked:
+            question = (self.gate.epoch, len(self.text))
+            assert question not in self.used
+            self.used.add(question)
 
     @invariant()
     def awaits_what_was_asked(self):
@@ -318,6 +380,41 @@ def test_fates_of_a_proposal(stamp, token_ids, fate):
     assert gate.opened(10, 4) == 2
     assert gate.judge(stamp, token_ids, VOCAB) is fate
     assert gate.awaiting == (fate is not Fate.APPLY)
+
+
+@pytest.mark.parametrize(
+    ("stamp", "assumed", "fate"),
+    [
+        (Stamp(SEQUENCE, 1, 12), (5, 6), Fate.AHEAD),
+        (Stamp(SEQUENCE, 1, 10), (7, 8), Fate.APPLY),
+        (Stamp(SEQUENCE, 1, 10), (7, 9), Fate.MISSED),
+        (Stamp(SEQUENCE, 1, 10), (7,), Fate.MISSED),
+        (Stamp(SEQUENCE, 1, 9), (1, 7, 8), Fate.STALE),
+        (Stamp(SEQUENCE, 1, 13), (7,), Fate.GAP),
+        (Stamp(SEQUENCE, 2, 12), (7,), Fate.MISMATCH),
+        (Stamp(SEQUENCE, 1, 12), (VOCAB,), Fate.MISMATCH),
+    ],
+)
+def test_fates_of_a_block_drafted_ahead(stamp, assumed, fate):
+    """Open at 10, 7 and 8 committed: what assumed just that fits, however late it comes."""
+    gate = ProposalGate()
+    gate.opened(10, 4, credit=1)
+    gate.moved(12, 4, (7, 8), credit=1)
+    assert gate.judge(stamp, [1, 2], VOCAB, assumed) is fate
+    assert gate.awaiting == (fate is not Fate.APPLY)
+
+
+def test_no_more_blocks_are_kept_than_were_asked_for():
+    """A credit for each outcome; the same outcome twice is a duplicate, one too many is refused."""
+    gate = ProposalGate()
+    gate.opened(10, 4, credit=2)
+    stamp = Stamp(SEQUENCE, 1, 10)
+    fates = [gate.judge(stamp, [1], VOCAB, assumed) for assumed in ((1,), (1,), (2,), (3,))]
+    assert fates == [Fate.AHEAD, Fate.DUPLICATE, Fate.AHEAD, Fate.MISMATCH]
+    assert not gate.moved(11, 4, (3,), credit=2)
+    assert gate.judge(Stamp(SEQUENCE, 1, 11), [1], VOCAB, (4, 4)) is Fate.AHEAD
+    assert gate.moved(13, 4, (4, 4), credit=2)
+    assert not gate.awaiting
 
 
 def test_the_second_answer_is_a_duplicate():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from paceline.link import Fate, Stamp
+from paceline.link import Fate, Lookahead, Stamp
 from paceline.types import Plan, ProposalOutcome, SamplingParams
-from verify_service.drafts import Drafts, Proposal, Refusal
+from verify_service.drafts import Drafts, Offer, Proposal, Refusal
 from verify_service.sequence import DecodeSpec, Sequence
 
 WAIT_S = 0.5
@@ -17,10 +17,14 @@ class Port:
         self.endpoint = endpoint
         self.sent: list[tuple] = []
 
-    def open(self, sequence: Sequence, epoch: int, k: int) -> None:
+    def open(self, sequence: Sequence, epoch: int, k: int, lookahead: Lookahead) -> None:
+        self.lookahead = lookahead
         self.sent.append(("open", sequence.id, epoch, list(sequence.tokens), k))
 
-    def commit(self, stamp: Stamp, token_ids: list[int], k: int, round_index: int) -> None:
+    def commit(
+        self, stamp: Stamp, token_ids: list[int], k: int, round_index: int, lookahead: Lookahead
+    ) -> None:
+        self.lookahead = lookahead
         self.sent.append(("commit", stamp, token_ids, k))
 
     def close(self, sequence_id: int, epoch: int) -> None:
@@ -65,7 +69,7 @@ def sequence(plan: Plan | None = None, sequence_id: int = 1) -> Sequence:
 
 def up(drafts: Drafts, endpoint: str = "a") -> Port:
     port = Port(endpoint)
-    drafts.link_up(port, {"ngram": "1"}, {"ngram": 0})
+    drafts.link_up(port, {"ngram": Offer("1", max_level=2, shared=False)})
     return port
 
 
@@ -280,3 +284,72 @@ def test_who_asks_nothing_spares_the_messages_until_it_asks(drafts: Drafts, cloc
         seq.tokens.append(token)
         drafts.advance(seq, 1, 0)
     assert [len(entry[2]) for entry in port.sent[2:]] == [32]
+
+
+def ahead(base_len: int, assumed: tuple[int, ...], *tokens: int, epoch: int = 1) -> Proposal:
+    return Proposal(Stamp(1, epoch, base_len), list(tokens), 0.02, draft_s=0.02, assumed_ids=assumed)
+
+
+@pytest.fixture
+def level_2(clock: Clock) -> Drafts:
+    return Drafts(vocab_size=50, wait_s=WAIT_S, clock=clock, fixed_lookahead=Lookahead(2, 2))
+
+
+def test_a_block_drafted_ahead_is_ready_when_its_outcome_comes(level_2: Drafts, clock: Clock) -> None:
+    """Kept while the round is verified; nothing is awaited afterwards, and no time is exposed."""
+    port, seq = up(level_2), sequence()
+    level_2.advance(seq, 1, 4)
+    assert port.lookahead == Lookahead(2, 2)
+    level_2.proposed("a", [proposal(1, 4, 7, 8)], clock.now + 0.03)
+    assert level_2.take(seq, clock.now).token_ids == [7, 8]
+    level_2.proposed("a", [ahead(4, (7, 9), 20, 21), ahead(4, (7, 8, 9), 30)], clock.now + 0.04)
+    clock.now += 0.06
+    seq.tokens += [7, 9]
+    level_2.advance(seq, 2, 4)
+    assert level_2.awaiting(seq, clock.now) is None
+    block = level_2.take(seq, clock.now)
+    assert (block.token_ids, block.ahead_hit, block.ahead_level) == ([20, 21], True, 2)
+    assert block.answered_at == block.asked_at
+    assert level_2.fates == {Fate.APPLY: 1, Fate.AHEAD: 2}
+
+
+def test_a_block_that_comes_late_is_used_if_its_outcome_was_the_actual_one(level_2: Drafts, clock: Clock):
+    """After the verdict: the fitting one answers the question, the others have missed."""
+    up(level_2)
+    seq = sequence()
+    level_2.advance(seq, 1, 4)
+    level_2.proposed("a", [proposal(1, 4, 7)], clock.now)
+    level_2.take(seq, clock.now)
+    seq.tokens += [7, 9]
+    level_2.advance(seq, 2, 1)
+    assert level_2.awaiting(seq, clock.now) is not None
+    level_2.proposed("a", [ahead(4, (8,), 20), ahead(4, (7, 9), 30, 31)], clock.now)
+    assert level_2.take(seq, clock.now).token_ids == [30]  # cut to what was asked for
+    assert level_2.fates[Fate.MISSED] == 1
+
+
+def test_what_was_drafted_ahead_goes_with_the_link_and_with_the_epoch(level_2: Drafts, clock: Clock) -> None:
+    """After a reconnection nothing of before is used."""
+    up(level_2)
+    seq = sequence()
+    level_2.advance(seq, 1, 4)
+    level_2.proposed("a", [proposal(1, 4, 7), ahead(4, (7, 9), 30)], clock.now)
+    up(level_2)
+    seq.tokens += [7, 9]
+    level_2.advance(seq, 2, 4)
+    level_2.proposed("a", [ahead(4, (7, 9), 30)], clock.now)
+    assert level_2.take(seq, clock.now).outcome is ProposalOutcome.LATE
+
+
+def test_nothing_is_drafted_ahead_on_shared_cores(drafts: Drafts, clock: Clock) -> None:
+    """Level 0, whatever the drafter could do."""
+    port = Port()
+    drafts.link_up(port, {"ngram": Offer("1", max_level=2, shared=True)})
+    seq = sequence()
+    for _ in range(20):
+        drafts.stepped(0.028)
+        drafts.advance(seq, 1, 4)
+        drafts.proposed("a", [proposal(1, len(seq.tokens), 7, 8, 9, 9)], clock.now + 0.03)
+        drafts.take(seq, clock.now)
+        seq.tokens.append(9)
+        assert port.lookahead.level == 0

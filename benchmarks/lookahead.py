@@ -1,0 +1,77 @@
+"""How often the actual outcome of a round is among those drafted ahead, by law, temperature, level and F. No devices.
+
+A target distribution and a blurred copy of it (the drafter's) for every position; both draw as the real law does. Under
+the coupled law the drafter ranks the target's likely tokens by log q + g, with the noise g that the target will use. Under
+an independent law it can only rank by q.
+"""
+
+import math
+
+import numpy as np
+
+from paceline.sampling import Domain, gumbel
+
+VOCAB = 2000
+ZIPF = 1.2
+BLURS = {"close": 0.7, "far": 1.4}
+"""Standard deviation of what is added to the target's logits."""
+TEMPERATURES = (0.0, 0.7, 1.0)
+
+
+def hit_rates(*, positions: int, k: int = 4, seed: int = 5) -> dict[str, dict[str, float]]:
+    """By setting: acceptance per position and the hit rates, of rounds of ``k`` guesses."""
+    found = {}
+    for blur, spread in BLURS.items():
+        for temperature in TEMPERATURES:
+            for law in ("coupled", "independent") if temperature else ("coupled",):
+                name = f"{blur}, T={temperature:g}, {law if temperature else 'greedy'}"
+                found[name] = _rates(positions // k, k, spread, temperature, law, seed)
+    return found
+
+
+def _rates(rounds: int, k: int, spread: float, temperature: float, law: str, seed: int) -> dict[str, float]:
+    agreed = tested = 0
+    hits = {"1": 0, "2, F=1": 0, "2, F=3": 0}
+    for index in range(rounds):
+        # Along a round the drafter's guesses are the context, so a row for each position is all that is needed.
+        accepted, exact, within = k, False, dict.fromkeys((1, 3), False)
+        for j in range(k + 1):
+            position = index * (k + 1) + j
+            target, ranked = _position(position, spread, temperature, law, seed)
+            if j < k:
+                tested += 1
+                if ranked[0] == target:
+                    agreed += 1
+                    continue
+                accepted = j
+                within = {fan: target in ranked[1 : fan + 1] for fan in within}
+                break
+            exact = ranked[0] == target
+            within = {fan: target in ranked[:fan] for fan in within}
+        hits["1"] += accepted == k and exact
+        hits["2, F=1"] += within[1]
+        hits["2, F=3"] += within[3]
+    rates = {name: round(count / rounds, 3) for name, count in hits.items()}
+    return {"acceptance": round(agreed / max(tested, 1), 3), **rates}
+
+
+def _position(position: int, spread: float, temperature: float, law: str, seed: int) -> tuple[int, list[int]]:
+    """The target's token and the drafter's four likeliest, the first being its guess."""
+    dice = np.random.default_rng((seed, position))
+    logits = -ZIPF * np.log(np.arange(1, VOCAB + 1)) * math.sqrt(2) + 0.8 * dice.standard_normal(VOCAB)
+    blurred = logits + spread * dice.standard_normal(VOCAB)
+    if temperature == 0:
+        return int(logits.argmax()), _top(blurred)
+    noise = gumbel(seed, position, Domain.COUPLED, VOCAB).numpy()
+    target = int((logits / temperature + noise).argmax())
+    if law == "coupled":
+        return target, _top(blurred / temperature + noise)
+    own = dice.gumbel(size=VOCAB)
+    guess = int((blurred / temperature + own).argmax())
+    likeliest = _top(blurred)
+    return target, [guess, *[token for token in likeliest if token != guess]][:4]
+
+
+def _top(scores: "np.ndarray") -> list[int]:
+    four = np.argpartition(scores, -4)[-4:]
+    return [int(token) for token in four[np.argsort(-scores[four])]]
