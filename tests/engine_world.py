@@ -17,9 +17,9 @@ import verify_service.engine
 import verify_service.step
 from paceline.config import VerifyConfig
 from paceline.errors import CapacityError, DeadlineError, EngineError
-from paceline.link import Stamp
+from paceline.link import Lookahead, Stamp
 from verify_service import sequence as engine_sequence
-from verify_service.drafts import Proposal, Refusal
+from verify_service.drafts import Offer, Proposal, Refusal
 from verify_service.engine import Engine
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Run, State
 
@@ -57,11 +57,13 @@ class Port:
         self.mirrors: dict[int, list[int]] = {}
         self.questions: list[Asked] = []
 
-    def open(self, sequence: engine_sequence.Sequence, epoch: int, k: int) -> None:
+    def open(self, sequence: engine_sequence.Sequence, epoch: int, k: int, lookahead: Lookahead) -> None:
         self.mirrors[sequence.id] = list(sequence.tokens)
         self._ask(Stamp(sequence.id, epoch, len(sequence.tokens)), k)
 
-    def commit(self, stamp: Stamp, token_ids: list[int], k: int, round_index: int) -> None:
+    def commit(
+        self, stamp: Stamp, token_ids: list[int], k: int, round_index: int, lookahead: Lookahead
+    ) -> None:
         mirror = self.mirrors[stamp.sequence_id]
         assert len(mirror) == stamp.base_len, "no commit is left out"
         mirror += token_ids
@@ -151,7 +153,8 @@ class World:
             self.engine.link_down(endpoint)
         else:
             self.ports[endpoint] = Port(endpoint)
-            self.engine.link_up(self.ports[endpoint], {"d": "1"}, {"d": self.random.choice((0, 0, 40))})
+            offer = Offer("1", max_context=self.random.choice((0, 0, 40)), max_level=2, shared=False)
+            self.engine.link_up(self.ports[endpoint], {"d": offer})
 
     def answer_questions(self) -> None:
         """Each question gets a good, bad, short, malformed, stale, doubled or late answer, or none, or a refusal."""
@@ -199,6 +202,21 @@ class World:
                     self.late.append((endpoint, proposal))
                 else:
                     self.engine.proposed(endpoint, [proposal] * (2 if kind == "twice" else 1), self.clock.now)
+                if rng.random() < 0.5:
+                    ahead = self._drafted_ahead(asked, right)
+                    self.engine.proposed(endpoint, ahead, self.clock.now)
+                    self.late += [(endpoint, one) for one in ahead if rng.random() < 0.3]
+
+    def _drafted_ahead(self, asked: Asked, right: list[int]) -> list[Proposal]:
+        """Outcomes of the round that was asked for, right ones and wrong ones, with any block behind them."""
+        rng, vocab = self.random, self.runner.info.vocab_size - 1
+        outcomes = [tuple(right[: rng.randint(1, len(right))]) for _ in range(3) if right]
+        outcomes += [(*right[: rng.randint(0, len(right))], rng.randrange(vocab)) for _ in range(3)]
+        blocks = [[rng.randrange(vocab) for _ in range(rng.randint(0, asked.k))] for _ in outcomes]
+        return [
+            Proposal(asked.stamp, block, 0.0, 0.0, outcome)
+            for outcome, block in zip(outcomes, blocks, strict=True)
+        ]
 
     def answer_late(self) -> None:
         late, self.late = self.late, []

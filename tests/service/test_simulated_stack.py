@@ -26,9 +26,8 @@ async def test_a_simulated_stack_speculates_and_says_the_same():
 
 async def test_a_distance_between_the_tiers_shows_as_network_time():
     """10 ms of round trip, in every round with a block."""
-    config = load_config(
-        None, [*simulated("27b+block"), *PORTS, "simulation.time_scale=0.05", "simulation.rtt_ms=10"]
-    )
+    settings = ["simulation.time_scale=0.05", "simulation.rtt_ms=10", 'verify.draft_level="0"']
+    config = load_config(None, [*simulated("27b+block"), *PORTS, *settings])
     async with running_stack(config) as stack:
         await stack.generate(text="x", max_tokens=20, seed=1, drafter="simulated", k=4)
         (request,) = await stack.client.list_requests(limit=1)

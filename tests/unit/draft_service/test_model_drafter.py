@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from draft_service.drafters import DraftRequest, build_drafters
+from draft_service.drafters.base import Enumeration
 from draft_service.drafters.model import load_model_drafter
 from paceline.config import DraftConfig, DrafterConfig, ModelConfig, PacelineConfig
 from paceline.engine import Segment, load_runner
@@ -316,3 +317,70 @@ def test_built_from_settings(directory):
         build_drafters(PacelineConfig(draft=wrong), tokenizer)
     with pytest.raises(ConfigError, match="name at least one drafter"):
         build_drafters(PacelineConfig(draft=DraftConfig(drafters={})), tokenizer)
+
+
+# --- ahead of the verdict -----------------------------------------------------------------------------------------
+
+
+def enumerated(drafter, token_ids, params, block, *, fan, k, handle=1):
+    request = DraftRequest(handle, token_ids, 3, params, k, VOCAB)
+    one = Enumeration(request, block, fan)
+    while not one.complete:
+        drafter.enumerate([one])
+    return one.branches
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled", "penalties sampled"])
+def test_every_outcome_gets_the_guesses_that_the_verdict_would_get(directory, name):
+    """Drafted ahead in slots of their own, or asked for after the verdict: the same block; and no slot stays lent."""
+    drafter, fresh = load(directory), load(directory)
+    params, prompt = PARAMS[name], [5, 6, 7, 8, 9]
+    drafter.open(1)
+    block = drafter.propose([DraftRequest(1, prompt, 3, params, 2, VOCAB)])[0]
+    branches = enumerated(drafter, prompt, params, block, fan=2, k=2)
+    assert len(branches) == 6
+    assert len({branch.assumed for branch in branches}) == 6
+    for handle, branch in enumerate(branches, start=10):
+        fresh.open(handle)
+        tokens = prompt + list(branch.assumed)
+        expected = fresh.propose([DraftRequest(handle, tokens, 3, params, 2, VOCAB)])[0]
+        fresh.close(handle)
+        assert branch.guesses == expected or branch.ended
+    assert drafter.num_free_slots == 1
+    drafter.abandon(1)
+    assert drafter.num_free_slots == 7
+
+
+def test_the_bonus_outcome_and_the_likeliest_correction_are_those_of_the_noise(directory, plain):
+    """The drafter is the target here: its first outcome behind the whole block is what plain decoding says."""
+    drafter, prompt = load(directory), [5, 6, 7, 8, 9]
+    expected = plain(prompt, PARAMS["sampled"], 4)
+    drafter.open(1)
+    block = drafter.propose([DraftRequest(1, prompt, 5, PARAMS["sampled"], 3, VOCAB)])[0]
+    assert block == expected[:3]
+    branches = enumerated(drafter, prompt, PARAMS["sampled"], block, fan=1, k=1)
+    assert branches[-1].assumed == tuple(expected)
+
+
+def test_a_hypothesis_that_fails_leaves_no_trace(drafter, plain):
+    """Level 1: the drafter went on along its own guess; after another verdict it guesses as if it never had."""
+    prompt, params = [5, 6, 7, 8, 9], PARAMS["sampled"]
+    drafter.open(1)
+    drafter.propose([DraftRequest(1, [*prompt, 11, 12], 5, params, 2, VOCAB, num_hypothetical=2)])
+    drafter.propose([DraftRequest(1, [*prompt, 11, 12, 13], 5, params, 2, VOCAB, num_hypothetical=3)])
+    assert drafter.propose([DraftRequest(1, prompt, 5, params, 3, VOCAB)])[0] == plain(prompt, params, 3)
+
+
+def test_lent_slots_go_back_to_a_new_sequence(directory):
+    """Outcomes are drafted ahead in what is free, and give way."""
+    drafter = load(directory, kv_slots=3)
+    drafter.open(1)
+    block = drafter.propose([DraftRequest(1, [5, 6, 7], 3, PARAMS["greedy"], 2, VOCAB)])[0]
+    branches = enumerated(drafter, [5, 6, 7], PARAMS["greedy"], block, fan=2, k=2)
+    assert sum(bool(branch.guesses) for branch in branches) == 2
+    assert drafter.num_free_slots == 0
+    drafter.open(2)
+    assert drafter.num_free_slots == 1
+    drafter.close(1)
+    drafter.close(2)
+    assert drafter.num_free_slots == 3
