@@ -119,7 +119,7 @@ async def decode(stub: Any, number: int, tokens: int, *, plan: Plan) -> list[Rou
     ]
 
 
-SPECULATIVE = Plan.speculative("simulated", K, "benchmark")
+SPECULATIVE = Plan.speculative("simulated", K, "benchmark", k_fixed=True)
 
 
 async def levels(rtt_ms: float, tokens: int, names: Sequence[str]) -> dict[str, Measured]:

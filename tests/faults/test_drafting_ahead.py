@@ -134,7 +134,7 @@ async def test_a_drafter_that_pushes_anything_changes_no_token(pair: tuple[Path,
                         prompt_ids=[5, 6, 7],
                         max_tokens=80,
                         sampling=common_pb2.SamplingParams(temperature=0.8, seed=seed, top_p=1.0),
-                        plan=common_pb2.Plan(mode=mode, drafter="scripted", k_max=3),
+                        plan=common_pb2.Plan(mode=mode, drafter="scripted", k_max=3, k_fixed=True),
                     )
                     return [token async for event in stub.Decode(request) for token in event.run.token_ids]
 

@@ -20,7 +20,7 @@ async def test_a_simulated_stack_speculates_and_says_the_same():
         assert drafted.token_ids == plain.token_ids
         assert drafted.started.plan.drafter == "simulated"
         stats = drafted.finished.speculative
-        assert stats.num_accepted_draft_tokens > 20
+        assert stats.num_accepted_draft_tokens > 5
         assert (await stack.client.server_info()).model.runner == "simulated"
 
 
