@@ -214,7 +214,7 @@ class World:
         outcomes += [(*right[: rng.randint(0, len(right))], rng.randrange(vocab)) for _ in range(3)]
         blocks = [[rng.randrange(vocab) for _ in range(rng.randint(0, asked.k))] for _ in outcomes]
         return [
-            Proposal(asked.stamp, block, 0.0, 0.0, outcome)
+            Proposal(asked.stamp, block, 0.0, assumed_ids=outcome)
             for outcome, block in zip(outcomes, blocks, strict=True)
         ]
 
