@@ -29,6 +29,8 @@ class Answer:
     top_ids: npt.NDArray[np.int64]
     """[answer tokens, M]; row i stands for position prompt_len + i."""
     top_logprobs: npt.NDArray[np.float32]
+    split_key: str = ""
+    """Decides the split where the rows before ``prompt_len`` are not the whole prompt."""
 
     @property
     def num_answer(self) -> int:
@@ -37,7 +39,7 @@ class Answer:
     @property
     def prompt_key(self) -> str:
         """The same for all answers to one prompt, whatever the shard."""
-        return hashlib.sha256(self.ids[: self.prompt_len].astype("<u4").tobytes()).hexdigest()[:16]
+        return self.split_key or key_of(self.ids[: self.prompt_len])
 
     def cut(self, longest: int) -> "Answer | None":
         """The answer within ``longest`` tokens, its end cut off; None when less than four tokens would be left."""
@@ -54,6 +56,7 @@ class Answer:
             self.prompt_len,
             self.top_ids[:left],
             self.top_logprobs[:left],
+            self.split_key,
         )
 
 
@@ -75,6 +78,7 @@ def read_shard(path: Path) -> list[Answer]:
                 prompt,
                 top_ids[top_at : top_at + rest].astype(np.int64),
                 logprobs[top_at : top_at + rest].astype(np.float32),
+                row.get("split_key", ""),
             )
         )
         at, top_at = at + length, top_at + rest
@@ -100,12 +104,18 @@ def write_shard(path: Path, answers: Sequence[Answer]) -> None:
             "prompt_len": answer.prompt_len,
             "len": len(answer.ids),
             "temperature": answer.temperature,
+            "split_key": answer.split_key,
         }
         for answer in answers
     ]
     part = path.with_suffix(".json.part")
     part.write_text(json.dumps(rows) + "\n", encoding="utf-8")
     part.rename(path.with_suffix(".json"))
+
+
+def key_of(prompt_ids: npt.ArrayLike) -> str:
+    """Identity of a prompt."""
+    return hashlib.sha256(np.asarray(prompt_ids).astype("<u4").tobytes()).hexdigest()[:16]
 
 
 def whole_shards(directory: Path) -> list[Path]:
@@ -115,4 +125,9 @@ def whole_shards(directory: Path) -> list[Path]:
 
 def is_held_out(answer: Answer, every: int) -> bool:
     """Whether the prompt belongs to the split that is never trained on: one of ``every``, by hash of the prompt."""
-    return int(answer.prompt_key, 16) % every == 0
+    return is_held_out_key(answer.prompt_key, every)
+
+
+def is_held_out_key(key: str, every: int) -> bool:
+    """The same for a prompt's key."""
+    return int(key, 16) % every == 0

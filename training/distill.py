@@ -105,7 +105,9 @@ class Run:
         self.best = 0.0
         self.since_best = 0
         saved_at = self.directory / "checkpoint.pt"
-        saved = torch.load(saved_at, weights_only=True) if saved_at.is_file() else None
+        saved = (
+            torch.load(saved_at, weights_only=True, map_location=self.device) if saved_at.is_file() else None
+        )
         self.model, self.index_of = self._model(saved)
         self.optimizer = make_optimizer(
             self.model, lr=options.lr, head_lr=options.head_lr, decay=options.decay
@@ -263,7 +265,7 @@ class Run:
         source = open_model(ModelConfig(name=self.options.target, device="cpu", dtype="float32"))
         size = source.config.vocab_size
         ids = (
-            saved["vocab_ids"]
+            saved["vocab_ids"].cpu()
             if saved
             else ranked_vocabulary(self.train_answers, size, self.options.vocab, source.eos_token_ids)
         )

@@ -8,7 +8,9 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,7 +24,7 @@ from paceline.model_store import resolve_model_dir
 from paceline.tokenizer import Tokenizer
 from paceline.types import SamplingParams
 from training.acceptance import Acceptance
-from training.answers import Answer, is_held_out, read_shard, whole_shards
+from training.answers import is_held_out, read_shard, whole_shards
 
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -32,7 +34,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="training.evaluate", description=__doc__)
     parser.add_argument("--drafter", required=True, help="directory, or name in models/")
     parser.add_argument("--target", required=True)
-    parser.add_argument("--answers", type=Path, required=True, help="directory of shards")
+    parser.add_argument("--answers", type=Path, help="directory of shards; greedy answers are played")
+    parser.add_argument(
+        "--recorded", type=Path, help="instead: a file of benchmarks.recorded, its Spec-Bench part"
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, help="which of the recorded answers")
     parser.add_argument(
         "--held-out-every", type=int, default=1, help="1: all answers; as in training: the held-out"
     )
@@ -46,9 +52,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizer = Tokenizer.load(resolve_model_dir(options.target))
     drafter = load_distilled_drafter("distilled", settings, kv_slots=2, max_context=2048, tokenizer=tokenizer)
     found: dict[str, Acceptance] = {}
-    for answer in _chosen(options.answers, options.held_out_every, options.each):
-        one = found.setdefault(answer.task, Acceptance(k=options.k))
-        _play(drafter, answer, tokenizer.vocab_size, one)
+    played = (
+        _recorded(options.recorded, options.temperature, options.each)
+        if options.recorded
+        else _chosen(options.answers, options.held_out_every, options.each)
+    )
+    for one in played:
+        counts = found.setdefault(one.task, Acceptance(k=options.k))
+        _play(drafter, one, tokenizer.vocab_size, counts)
     print(f"{'task':20} {'length':>6} {'first':>6}  accepted at each position, of those that reached it")
     for task, one in sorted(found.items()):
         print(f"{task:20} {one.mean_length:6.3f} {one.by_position[0]:6.3f}  {_list(one.by_position)}")
@@ -69,26 +80,54 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("RESULT " + json.dumps(result))
 
 
-def _chosen(directory: Path, every: int, each: int) -> list[Answer]:
-    counts: dict[str, int] = {}
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """One answer and how it was drawn."""
+
+    task: str
+    ids: list[int]
+    prompt_len: int
+    sampling: SamplingParams
+
+
+def _chosen(directory: Path, every: int, each: int) -> list[_Played]:
+    counts: Counter[str] = Counter()
     chosen = []
     for shard in whole_shards(directory):
         for answer in read_shard(shard):
-            if answer.temperature == 0 and is_held_out(answer, every) and counts.get(answer.task, 0) < each:
-                counts[answer.task] = counts.get(answer.task, 0) + 1
-                chosen.append(answer)
+            if answer.temperature == 0 and is_held_out(answer, every) and counts[answer.task] < each:
+                counts[answer.task] += 1
+                chosen.append(_Played(answer.task, answer.ids.tolist(), answer.prompt_len, _GREEDY))
     return chosen
 
 
-def _play(drafter: ModelDrafter, answer: Answer, vocab_size: int, to: Acceptance) -> None:
-    """The rounds that serving would have along ``answer``."""
-    ids = answer.ids.tolist()
+def _recorded(path: Path, temperature: float, each: int) -> list[_Played]:
+    """Under the coupled law acceptance follows from the answer and its seed, at any temperature."""
+    counts: Counter[str] = Counter()
+    chosen = []
+    for line in filter(None, path.read_text(encoding="utf-8").split("\n")):
+        row = json.loads(line)
+        if (
+            row["mix"] == "spec_bench"
+            and row["temperature"] == temperature
+            and counts[row["category"]] < each
+        ):
+            counts[row["category"]] += 1
+            sampling = SamplingParams(temperature=temperature, seed=row["seed"])
+            ids = [*row["prompt_ids"], *row["output_ids"]]
+            chosen.append(_Played(row["category"], ids, len(row["prompt_ids"]), sampling))
+    return chosen
+
+
+def _play(drafter: ModelDrafter, played: _Played, vocab_size: int, to: Acceptance) -> None:
+    """The rounds that serving would have along the answer."""
+    ids = played.ids
     drafter.open(1)
-    at = answer.prompt_len
+    at = played.prompt_len
     while at < len(ids):
-        request = DraftRequest(1, ids[:at], answer.prompt_len, _GREEDY, to.k, vocab_size)
+        request = DraftRequest(1, ids[:at], played.prompt_len, played.sampling, to.k, vocab_size)
         guesses = None
-        while guesses is None:
+        while not isinstance(guesses, list):  # a long prompt takes several turns to read
             guesses = drafter.propose([request])[0]
         assert isinstance(guesses, list), "greedy guesses are not drawn"
         guesses = guesses[: len(ids) - at]

@@ -44,6 +44,7 @@ def export(saved: dict[str, Any], to: Path, *, layer_bits: int = 4, head_bits: i
         parts = quantise_4(weight) if bits == 4 else quantise_8(weight)
         tensors |= {f"{name}.{part}": values.contiguous() for part, values in parts.items()}
     save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
+    (to / "model.safetensors").chmod(0o644)
     config = type(source.config).from_dict(source.config.to_dict())
     config.num_hidden_layers = saved["layers"]
     config.tie_word_embeddings = False

@@ -6,12 +6,15 @@ are dropped from every source), BBH (its canary asks for it), news articles, and
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 EVALUATION = ("spec_bench/question_open.jsonl", "mt_bench/question.jsonl", "vicuna_bench/question.jsonl")
+_SPLIT_REQUEST = "Split this sentence into two: "
+_LANGUAGES = (("German", "deu"), ("Spanish", "spa"))
 _CATEGORIES = ("translation", "summarization", "qa", "math_reasoning", "rag")
 _MBPP_EVALUATION = range(11, 511)
 _LONGEST_CHARACTERS = 3000
@@ -38,6 +41,35 @@ def collect(data: Path, *, mine: Path | None = None) -> list[Prompt]:
         if key and key not in forbidden and len(prompt.text) <= _LONGEST_CHARACTERS:
             found.setdefault(key, prompt)
     return [found[key] for key in sorted(found, key=lambda key: hashlib.sha256(key.encode()).digest())]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt and, where there is one, an answer that a person wrote."""
+
+    prompt: Prompt
+    answer: str
+
+
+def texts(data: Path, *, mine: Path | None = None) -> list[Text]:
+    """Text to be read by the target: every prompt of ``collect``, with a person's answer where the source has one."""
+    answers = {} if mine else dict(_answers(data))
+    return [Text(prompt, answers.get(prompt.text, "")) for prompt in collect(data, mine=mine)]
+
+
+def _answers(data: Path) -> Iterator[tuple[str, str]]:
+    """What people answered to some of the prompts."""
+    for row in _rows(data / "gsm8k/train_600.jsonl"):
+        yield row["question"], re.sub(r"<<.*?>>", "", row["answer"])
+    for row in _rows(data / "oasst_code/oasst_code.jsonl"):
+        yield row["prompt"], row["completion"]
+    for row in _rows(data / "mbpp/sanitized-mbpp.jsonl"):
+        yield row["prompt"], row["code"]
+    for row in _rows(data / "wiki_split/validation_300.jsonl"):
+        yield _SPLIT_REQUEST + row["complex"], row["split"]
+    for row in _rows(data / "ntrex/en_de_zh_es_200.jsonl"):
+        for language, key in _LANGUAGES:
+            yield _translation_request(language, row[key]), row["eng"]
 
 
 def evaluation(data: Path, each: int) -> list[Prompt]:
@@ -82,9 +114,13 @@ def _mbpp(row: dict[str, Any]) -> Iterator[Prompt]:
 
 
 def _translations(row: dict[str, Any]) -> Iterator[Prompt]:
-    for language, key in (("German", "deu"), ("Spanish", "spa")):
-        yield Prompt("translation", "ntrex", f"Translate {language} to English: {row[key]}")
+    for language, key in _LANGUAGES:
+        yield Prompt("translation", "ntrex", _translation_request(language, row[key]))
     yield Prompt("rewriting", "ntrex", f"Say it in other words: {row['eng']}")
+
+
+def _translation_request(language: str, text: str) -> str:
+    return f"Translate {language} to English: {text}"
 
 
 def _banking(row: dict[str, Any]) -> Iterator[Prompt]:
@@ -101,7 +137,7 @@ _SOURCES: dict[str, Callable[[dict[str, Any]], Iterator[Prompt]]] = {
     "ntrex/en_de_zh_es_200.jsonl": _translations,
     "banking77/test_400.jsonl": _banking,
     "wiki_split/validation_300.jsonl": lambda row: iter(
-        [Prompt("rewriting", "wiki_split", f"Split this sentence into two: {row['complex']}")]
+        [Prompt("rewriting", "wiki_split", _SPLIT_REQUEST + row["complex"])]
     ),
 }
 

@@ -23,7 +23,7 @@ def fit_head(model: DrafterModel, sample: Sequence[Any]) -> float:
     width = model.shape.hidden
     centre = model.head.mean(0)
     rows = model.head - centre
-    gram, cross = torch.zeros(width, width), torch.zeros(width, width)
+    gram, cross = rows.new_zeros(width, width), rows.new_zeros(width, width)
     features = []
     for prepared in sample:
         h = model(prepared.batch).float()
@@ -31,7 +31,7 @@ def fit_head(model: DrafterModel, sample: Sequence[Any]) -> float:
         gram += h.T @ h
         cross += h.T @ wanted
         features.append(h)
-    gram += _RIDGE * gram.diagonal().mean() * torch.eye(width)
+    gram += _RIDGE * gram.diagonal().mean() * torch.eye(width, device=rows.device)
     fitted = rows @ torch.linalg.solve(gram, cross).T
     best, chosen = float("inf"), fitted
     h, told = features[0][:_TRIED], sample[0].targets
