@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if options.recorded
         else _chosen(options.answers, options.held_out_every, options.each)
     )
-    for one in played:
-        counts = found.setdefault(one.task, Acceptance(k=options.k))
-        _play(drafter, one, tokenizer.vocab_size, counts)
+    for answer in played:
+        counts = found.setdefault(answer.task, Acceptance(k=options.k))
+        _play(drafter, answer, tokenizer.vocab_size, counts)
     print(f"{'task':20} {'length':>6} {'first':>6}  accepted at each position, of those that reached it")
     for task, one in sorted(found.items()):
         print(f"{task:20} {one.mean_length:6.3f} {one.by_position[0]:6.3f}  {_list(one.by_position)}")

@@ -88,7 +88,8 @@ def _distilled(name: str, entry: DrafterConfig, config: PacelineConfig, tokenize
 
     return load_distilled_drafter(
         name,
-        entry.model or config.model.model_copy(update={"name": DISTILLED_MODEL}),
+        # Half a millisecond a guess: a second thread would be taken from the target for nothing.
+        entry.model or config.model.model_copy(update={"name": DISTILLED_MODEL, "threads": 1}),
         kv_slots=config.draft.kv_slots,
         max_context=config.draft.max_context,
         tokenizer=tokenizer,

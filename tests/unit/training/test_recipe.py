@@ -15,8 +15,8 @@ from paceline.errors import ConfigError
 from paceline.testing.tiny_models import tiny_model_dir
 from paceline.tokenizer import Tokenizer
 from paceline.types import SamplingParams
-from training import distill, export, generate
-from training.answers import read_shard, whole_shards
+from training import distill, evaluate, export, generate, read
+from training.answers import is_held_out, read_shard, whole_shards
 from training.distill import new_model
 from training.drafter_model import Batch, Rows
 
@@ -41,7 +41,8 @@ def made(request, tmp_path_factory) -> tuple[Path, Path, Path]:
         [*common, "--prompts", str(prompts), "--out", str(root / "answers"), "--tokens", "1500", "--width", "8",
          "--longest", "48", "--shard", "10"]
     )  # fmt: skip
-    train = [*common, "--answers", str(root / "answers"), "--run", str(root / "run"), "--vocab", "128",
+    read.main([*common, "--prompts", str(prompts), "--out", str(root / "read"), "--held-out-every", "3"])
+    train = [*common, "--answers", str(root / "answers"), str(root / "read"), "--run", str(root / "run"), "--vocab", "128",
              "--batch-tokens", "300", "--held-out-every", "3", "--eval-steps", "10"]  # fmt: skip
     distill.main([*train, "--steps", "10"])
     distill.main([*train, "--steps", "60", "--tv", "0.5"])
@@ -110,6 +111,26 @@ def test_it_drafts_from_one_entry_of_the_settings(made):
         drafter.close(1)
         assert guesses
         assert set(guesses) <= known
+
+
+def test_played_as_served(made, capsys):
+    """The last line of the evaluation names accepted length by task, for the served directory."""
+    target, run, directory = made
+    evaluate.main(
+        ["--drafter", str(directory), "--target", str(target), "--answers", str(run.parent / "answers"),
+         "--held-out-every", "3", "--no-cost"]
+    )  # fmt: skip
+    line = capsys.readouterr().out.splitlines()[-1]
+    result = json.loads(line.removeprefix("RESULT "))
+    assert result["mean_length_over_tasks"] >= 1
+
+
+def test_text_that_was_read_keeps_out_of_the_held_out_prompts(made):
+    """Reading takes every prompt but the held-out ones, and says what the target expects within the text."""
+    rows = [a for shard in whole_shards(made[1].parent / "read") for a in read_shard(shard)]
+    assert rows
+    assert not any(is_held_out(a, 3) for a in rows)
+    assert all(len(a.top_ids) == a.num_answer for a in rows)
 
 
 def test_another_tokenizer_is_refused(made, tmp_path):
