@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROMPTS ?= ../shared/data/spec_bench/question_open.jsonl
 STAMP := $(VENV)/.installed
 
-.PHONY: run test setup model lint protos same-output gpu clean
+.PHONY: run test setup model lint protos same-output numerics gpu clean
 
 run: setup model  ## the main job: the stack under Ray, six real prompts, plain against speculative
 	$(BIN)/python -m cluster.demo
@@ -44,6 +44,9 @@ protos:
 same-output: setup model  ## 60 prompts, three drafters, three block lengths, two temperatures: equal to plain
 	$(BIN)/python -m cluster.against --config evaluation/same_output.toml -- \
 	  $(BIN)/python -m evaluation.same_output --prompts $(PROMPTS)
+
+numerics: setup model  ## 200 prompts: alone, in a batch, warm, in pieces, interrupted, giving way, any k: zero divergences
+	$(BIN)/python -m evaluation.numerics --prompts $(PROMPTS)
 
 gpu: setup  ## parity, same output and step costs on a GPU, with a random 1B-shaped model
 	$(BIN)/python -m benchmarks.gpu

@@ -23,7 +23,10 @@ from pathlib import Path
 
 from evaluation.workload import Prompt, load_spec_bench
 from paceline.client import Chunk, Client, Finished, Started, generate_request
-from paceline.types import Law, Mode, SpeculativeStats
+from paceline.config import ModelConfig
+from paceline.model_store import resolve_model_dir
+from paceline.tokenizer import Tokenizer
+from paceline.types import Law, Mode, SamplingParams, SpeculativeStats
 
 GAP_BOUND = 1e-4
 
@@ -203,9 +206,10 @@ def _at(ids: Sequence[int], index: int) -> int | None:
 def _with_gap(divergence: Divergence, plain: Answer, model: str) -> Divergence:
     from evaluation.gap import choice_gap
 
-    gap = choice_gap(
-        model, divergence.prompt, plain.token_ids[: divergence.position], divergence.setting.temperature
-    )
+    prompt_ids = Tokenizer.load(resolve_model_dir(model)).encode_chat([("user", divergence.prompt.text)])
+    sampling = SamplingParams(temperature=divergence.setting.temperature, seed=int(divergence.prompt.id))
+    output = plain.token_ids[: divergence.position]
+    gap = choice_gap(ModelConfig(name=model), prompt_ids, output, sampling)
     return replace(divergence, gap=gap)
 
 

@@ -2,9 +2,7 @@
 
 MAX_STRETCH = 2.0
 """A step with prompt tokens in it may take so many times a step without (inter-token gap of running streams)."""
-FEWEST_TOKENS = 16
-"""Less would starve the prompt: a forward costs its weights, however few rows it has."""
-_FIRST_GUESS = 32
+_FIRST_GUESS = 16
 _KEEP = 0.8  # of the running mean, per observation
 
 
@@ -23,7 +21,8 @@ class PrefillBudget:
         if self._decode_step_s is None or self._token_s is None:
             return min(_FIRST_GUESS, self._most)
         fitting = (MAX_STRETCH - 1) * self._decode_step_s / self._token_s
-        return max(min(FEWEST_TOKENS, self._most), min(int(fitting), self._most))
+        # Never none: the streams pay for the weights anyway, and behind thousands of tokens one more may cost half a step.
+        return max(1, min(int(fitting), self._most))
 
     def observe(self, step_s: float, prompt_tokens: int, *, decodes: bool) -> None:
         """A step took ``step_s`` with so many prompt tokens in it."""
