@@ -113,8 +113,16 @@ def block_at(world: World, stream: Stream, at: int, k: int) -> tuple[int, int]:
     return k, agreed
 
 
-def run(world: World, policy: str, static: int = 0) -> Outcome:
-    """One policy through the world."""
+def run(
+    world: World,
+    policy: str,
+    static: int = 0,
+    *,
+    k_max: int = K_MAX,
+    clock: Callable[[], float] = time.thread_time,
+    facts: list[Any] | None = None,
+) -> Outcome:
+    """One policy through the world. ``facts`` takes what the controller was told and what it decided."""
     outcome = Outcome()
     model, state = Model(world.table), State()
     waiting = sorted(world.streams, key=lambda stream: (stream.arrives_s, stream.key), reverse=True)
@@ -132,7 +140,6 @@ def run(world: World, policy: str, static: int = 0) -> Outcome:
                 one.k, one.wait = (0 if stream.plain else static), True
         if policy == "oracle":
             oracle(world, list(running.values()))
-        begun = time.perf_counter()
         # Blocks come, the controller cuts them.
         blocks = {
             key: block_at(world, one.stream, one.done, min(one.k, one.stream.tokens - one.done - 1))
@@ -140,6 +147,7 @@ def run(world: World, policy: str, static: int = 0) -> Outcome:
             if one.wait and one.k
         }
         kept = {key: length for key, (length, _) in blocks.items()}
+        begun = clock()
         if policy == "controller":
             ready = [Ready(key, length, fixed=False) for key, (length, _) in blocks.items() if length]
             num_plain = sum(
@@ -148,14 +156,14 @@ def run(world: World, policy: str, static: int = 0) -> Outcome:
             )
             cut = trim(model, state, ready, len(running), 0, num_plain)
             kept |= {key: k for key, (k, _) in cut.items()}
-        controlled_s = time.perf_counter() - begun
+        controlled_s = clock() - begun
         rows = len(running) + sum(kept.values())
         deepest = max((one.k for one in running.values() if one.wait), default=0)
         gap_s = world.quiet_s + (world.exposed_s(deepest) if deepest else 0.0)
         forward_s = world.step_s(rows, len(running)) * math.exp(world.noise * (2 * draw(3, step) - 1))
         now += gap_s + forward_s
         outcome.seconds += gap_s + forward_s
-        facts = []
+        rows_told = []
         for key, one in list(running.items()):
             length, agreed = blocks.get(key, (-1, 0))
             drafted = kept.get(key, 0)
@@ -172,10 +180,10 @@ def run(world: World, policy: str, static: int = 0) -> Outcome:
                 checked = min(guess, one.done - one.look_at)
                 look, one.look = (guess, checked, min(right, checked)), None
             finished = one.done >= one.stream.tokens
-            facts.append(
+            rows_told.append(
                 RowFact(
                     key, "" if one.stream.plain else one.stream.drafter,
-                    K_MAX, one.stream.tokens - one.done - 1, False,
+                    k_max, one.stream.tokens - one.done - 1, False,
                     one.k if one.wait else 0, length, drafted, agreed, look, None, finished,
                 )
             )  # fmt: skip
@@ -184,17 +192,16 @@ def run(world: World, policy: str, static: int = 0) -> Outcome:
         step += 1
         if policy != "controller":
             continue
-        begun = time.perf_counter()
-        state, decisions = decide(
-            model,
-            state,
-            StepFacts(
-                step, tuple(facts), len(facts), rows, 0, 256.0, forward_s, 0.0, gap_s,
-                world.exposed_s(deepest) - 0.0006 if deepest else 0.0,
-                len(running), sum(one.stream.plain for one in running.values()),
-            ),
+        told = StepFacts(
+            step, tuple(rows_told), len(rows_told), rows, 0, 256.0, forward_s, 0.0, gap_s,
+            world.exposed_s(deepest) - 0.0006 if deepest else 0.0,
+            len(running), sum(one.stream.plain for one in running.values()),
         )  # fmt: skip
-        outcome.decide_s.append(controlled_s + time.perf_counter() - begun)
+        begun = clock()
+        state, decisions = decide(model, state, told)
+        outcome.decide_s.append(controlled_s + clock() - begun)
+        if facts is not None:
+            facts.append((told, decisions))
         for key, decision in decisions.items():
             one = running[key]
             one.k, one.wait = decision.k, decision.wait

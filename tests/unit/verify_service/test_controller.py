@@ -10,19 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.types import AcceptancePrior, DepthReason
+from verify_service.belief import ZERO_ROUNDS, DrafterTrack, Track, View
 from verify_service.controller import (
     TAIL,
-    ZERO_ROUNDS,
     Decision,
-    DrafterTrack,
     Model,
     Ready,
     RowFact,
     State,
     StepFacts,
-    Track,
     decide,
-    survival_of,
     trim,
 )
 from verify_service.costs import table_of
@@ -174,7 +171,7 @@ def test_the_plans_prior_decides_the_first_round() -> None:
     good, bad = AcceptancePrior(0.9, 8.0), AcceptancePrior(0.05, 8.0)
     assert Run().step(row(prior=good))[1].k == 4
     assert not Run().step(row(prior=bad))[1].wait
-    survival = survival_of(DrafterTrack(), Track("d"), AcceptancePrior(0.5, 8.0, (0.9, 0.5, 0.1)), 3)
+    survival = View(DrafterTrack()).survival(Track("d"), AcceptancePrior(0.5, 8.0, (0.9, 0.5, 0.1)), 3)
     assert survival == pytest.approx([0.9, 0.45, 0.045], rel=0.01)
 
 
@@ -182,7 +179,7 @@ def test_survival_never_rises_along_a_block() -> None:
     """Position j needs all before it."""
     run = Run()
     run.rounds(30, agreed=2)
-    survival = survival_of(run.state.drafters["d"], run.state.tracks[1], None, 8)
+    survival = View(run.state.drafters["d"]).survival(run.state.tracks[1], None, 8)
     assert all(a >= b for a, b in itertools.pairwise(survival))
 
 

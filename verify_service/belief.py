@@ -1,0 +1,339 @@
+"""What is believed of a sequence and of a drafter: will there be a guess, how long, how much of it will be right.
+
+Values of a controller's state: changed only in copies that a step has made for itself.
+
+A sequence's acceptance is a Beta count, discounted round by round, on a prior: the plan's, else what its drafter did in other
+sequences. Text that is copied comes in stretches, so counts are also kept by mood, which is how the last block fared. What positions
+in a block and moods do to acceptance is learnt per drafter, as odds of what was true against what the sequences' own rates had
+told: sequences differ, and without that comparison deep positions would look good because only good sequences reach them.
+Behind the first wrong token nothing is known, and nothing is counted (censoring).
+"""
+
+from dataclasses import dataclass, field
+
+from paceline.types import AcceptancePrior, DepthReason
+
+ZERO_ROUNDS = 8
+"""Rounds in a row without an accepted token after which a sequence's drafter is suspended."""
+ON_DWELL, OFF_DWELL = 4, 2
+"""Rounds before speculation is switched again; a guess that came true while it was off ends the second one."""
+FIRST_PROBE, LAST_PROBE = 2, 64
+"""Rounds between two looks at a drafter that is not in use: from, doubling while nothing is found, to; less far where
+looking costs next to nothing."""
+DEPTHS = 16
+"""Positions whose own acceptance is told apart; deeper ones are like the last."""
+
+_KEEP, _KEEP_FILL, _KEEP_DRAFTER, _KEEP_SHARED = 0.95, 0.93, 0.998, 0.99
+_MOOD_STRENGTH = 4.0
+_PRIOR_MEAN, _PRIOR_STRENGTH = 0.6, 2.0
+_FILL_MEAN, _FILL_STRENGTH = 0.6, 2.0
+_STRENGTH, _MOST_STRENGTH = 3.0, 16.0
+_CAUTION = 8.0
+
+NOTHING, PART, ALL = 0, 1, 2
+"""Moods: nothing of the last block was right or there was none, a part was, all of it."""
+
+_ACCEPTED, _REJECTED, _FILLED, _EMPTY = range(4)
+
+
+@dataclass(slots=True)
+class Track:
+    """What is known of a sequence. The prior is not in the counts."""
+
+    drafter: str
+    accepted: float = 0.0
+    rejected: float = 0.0
+    filled: float = 0.0
+    empty: float = 0.0
+    mood: int = ALL
+    moods: list[float] = field(
+        default_factory=lambda: [0.0] * 12
+    )  # accepted, rejected, filled, empty in each mood
+    zero_rounds: int = 0
+    suspended: bool = False
+    on: bool = False
+    since: int = OFF_DWELL  # rounds since it was switched
+    next_probe: int = 0  # rounds until its drafter is looked at
+    probe_gap: int = FIRST_PROBE
+    rows: float = 0.0  # expected in its next round, beside the plain one
+    tokens: float = 0.0
+    reason: DepthReason = DepthReason.UNSAID  # why it drafts nothing
+
+    def copy(self) -> "Track":
+        """Another one, equal."""
+        return Track(
+            self.drafter, self.accepted, self.rejected, self.filled, self.empty, self.mood, self.moods.copy(),
+            self.zero_rounds, self.suspended, self.on, self.since, self.next_probe, self.probe_gap, self.rows, self.tokens, self.reason,
+        )  # fmt: skip
+
+
+def _by_depth() -> list[float]:
+    return [0.0] * DEPTHS
+
+
+def _by_mood() -> list[float]:
+    return [0.0] * 9
+
+
+@dataclass(slots=True)
+class DrafterTrack:
+    """What is known of a drafter, over all its sequences."""
+
+    accepted: float = 0.0
+    rejected: float = 0.0
+    filled: float = 0.0
+    empty: float = 0.0
+    seen: list[float] = field(default_factory=_by_depth)  # by position: trials,
+    true: list[float] = field(default_factory=_by_depth)  # accepted ones,
+    told: list[float] = field(default_factory=_by_depth)  # and as many as the sequences' own rates told
+    moods: list[float] = field(default_factory=_by_mood)  # the same three by mood
+    fills: list[float] = field(default_factory=_by_mood)  # the same three of whether there is a guess
+    long: list[float] = field(default_factory=_by_depth)  # by position: blocks that reached it
+    wanted: list[float] = field(default_factory=_by_depth)  # of those asked for so long
+    exposed_s: float = 0.0  # time that asking adds between two steps
+    draft_s: float = 0.0
+    k: float = 0.0  # depth at which these were seen
+    weight: float = 0.0
+    k_square: float = 0.0
+    k_time: float = 0.0
+
+    def copy(self) -> "DrafterTrack":
+        """Another one, equal."""
+        return DrafterTrack(
+            self.accepted, self.rejected, self.filled, self.empty,
+            self.seen.copy(), self.true.copy(), self.told.copy(), self.moods.copy(), self.fills.copy(),
+            self.long.copy(), self.wanted.copy(),
+            self.exposed_s, self.draft_s, self.k, self.weight, self.k_square, self.k_time,
+        )  # fmt: skip
+
+
+class View:
+    """What follows from a drafter's counts, worked out once a step."""
+
+    __slots__ = ("always", "drafter", "fill_mean", "fills", "mean", "moods", "profile", "reach")
+
+    def __init__(self, drafter: DrafterTrack) -> None:
+        self.drafter = drafter
+        trials = drafter.accepted + drafter.rejected + _PRIOR_STRENGTH
+        self.mean = _inside((drafter.accepted + _PRIOR_STRENGTH * _PRIOR_MEAN) / trials)
+        asked = drafter.filled + drafter.empty + _FILL_STRENGTH
+        self.fill_mean = (drafter.filled + _FILL_STRENGTH * _FILL_MEAN) / asked
+        self.always = not drafter.empty
+        moods, fills = drafter.moods, drafter.fills
+        self.moods = [odds_ratio(moods[at], moods[at + 1], moods[at + 2]) for at in (0, 3, 6)]
+        self.fills = [odds_ratio(fills[at], fills[at + 1], fills[at + 2]) for at in (0, 3, 6)]
+        self.profile = [
+            odds_ratio(seen, true, told)
+            for seen, true, told in zip(drafter.seen, drafter.true, drafter.told, strict=True)
+        ]
+        self.reach = [
+            (long + 1.0) / (wanted + 1.0) for long, wanted in zip(drafter.long, drafter.wanted, strict=True)
+        ]
+
+    def overall_rate(self, track: Track, given: AcceptancePrior | None) -> float:
+        """Acceptance of the sequence, whatever its mood."""
+        mean, strength = self.mean, _STRENGTH
+        if given is not None:
+            mean = _inside(
+                sum(given.by_position) / len(given.by_position) if given.by_position else given.mean
+            )
+            strength = min(max(given.strength, 0.5), _MOST_STRENGTH)
+        return _inside((track.accepted + mean * strength) / (track.accepted + track.rejected + strength))
+
+    def acceptance(self, track: Track, given: AcceptancePrior | None) -> float:
+        """Chance that a draft token is accepted where those before it are, after a block that fared like the last one."""
+        rate = self.overall_rate(track, given)
+        odds = rate / (1.0 - rate) * self.moods[track.mood]
+        mean = odds / (1.0 + odds)
+        at = 4 * track.mood
+        accepted, rejected = track.moods[at], track.moods[at + 1]
+        return _inside((accepted + mean * _MOOD_STRENGTH) / (accepted + rejected + _MOOD_STRENGTH))
+
+    def survival(
+        self, track: Track, given: AcceptancePrior | None, depth: int, least: float = 0.0
+    ) -> list[float]:
+        """Chance that position j and all before it are accepted, down to ``depth`` positions or a chance of ``least``."""
+        rate = self.acceptance(track, given)
+        odds = rate / (1.0 - rate)
+        profile = self.profile
+        if given is not None and given.by_position:
+            listed = [_inside(one) for one in given.by_position]
+            mean = _inside(sum(listed) / len(listed))
+            profile = [one / (1.0 - one) * (1.0 - mean) / mean for one in listed]
+        found = []
+        alive = 1.0
+        last = len(profile) - 1
+        for position in range(depth):
+            there = odds * profile[min(last, position)]
+            alive *= there / (1.0 + there)
+            found.append(alive)
+            if alive < least:
+                break
+        return found
+
+    def overall_fill(self, track: Track) -> float:
+        """Share of questions to which there is a guess, in this sequence, whatever its mood."""
+        asked = track.filled + track.empty + _FILL_STRENGTH
+        return _inside((track.filled + self.fill_mean * _FILL_STRENGTH) / asked)
+
+    def fill(self, track: Track) -> float:
+        """Chance that there is a guess at all, after a block that fared like the last one."""
+        if self.always:
+            return 1.0
+        rate = self.overall_fill(track)
+        odds = rate / (1.0 - rate) * self.fills[track.mood]
+        mean = odds / (1.0 + odds)
+        at = 4 * track.mood
+        filled, empty = track.moods[at + 2], track.moods[at + 3]
+        return (filled + mean * _MOOD_STRENGTH) / (filled + empty + _MOOD_STRENGTH)
+
+    def slope_s(self) -> float:
+        """How much longer a draft takes for each further token: fitted where depths differed, else in proportion."""
+        drafter = self.drafter
+        if drafter.weight < 1.0 or drafter.k <= 0:
+            return 0.0
+        variance = drafter.k_square - drafter.k * drafter.k
+        in_proportion = drafter.draft_s / drafter.k
+        if variance <= 0.25:
+            return in_proportion
+        fitted = (drafter.k_time - drafter.k * drafter.draft_s) / variance
+        return min(max(fitted, 0.0), in_proportion)
+
+
+def _inside(rate: float) -> float:
+    if rate < 0.01:
+        return 0.01
+    if rate > 0.99:
+        return 0.99
+    return rate
+
+
+def odds_ratio(seen: float, true: float, told: float) -> float:
+    """True odds over told odds of ``seen`` trials, cautious while they are few."""
+    if seen < 1.0:
+        return 1.0
+    expected = _inside(told / seen)
+    found = _inside((true + _CAUTION * expected) / (seen + _CAUTION))
+    ratio = found * (1.0 - expected) / ((1.0 - found) * expected)
+    return 0.1 if ratio < 0.1 else min(ratio, 10.0)
+
+
+# --- learning: ``track`` and ``drafter`` are changed, ``view`` is of before the step --------------------------------
+
+
+def waited_for(
+    track: Track,
+    drafter: DrafterTrack,
+    view: View,
+    *,
+    asked: int,
+    proposed: int,
+    drafted: int,
+    agreed: int,
+    prior: AcceptancePrior | None,
+) -> None:
+    """A round that was waited for: ``proposed`` tokens came (0 or less: none), ``drafted`` were verified."""
+    _filled(track, drafter, view, asked, proposed)
+    if proposed <= 0:
+        track.mood = NOTHING
+        return
+    if not drafted:
+        return
+    _trials(track, drafter, view, drafted, agreed, prior)
+    if agreed:
+        track.zero_rounds = 0
+        return
+    track.zero_rounds += 1
+    if track.zero_rounds >= ZERO_ROUNDS and not track.suspended:
+        track.suspended, track.on, track.since = True, False, 0
+        track.next_probe = track.probe_gap = ZERO_ROUNDS
+
+
+def looked_at(
+    track: Track,
+    drafter: DrafterTrack,
+    view: View,
+    *,
+    look: tuple[int, int, int],
+    wanted: int,
+    prior: AcceptancePrior | None,
+) -> None:
+    """A guess that was not waited for, compared with what was committed meanwhile: length, tokens compared, right ones."""
+    length, checked, agreed = look
+    _filled(track, drafter, view, wanted, length)
+    if not length:
+        track.mood = NOTHING
+        return
+    if agreed and track.suspended:  # half open: what was known is old
+        track.suspended, track.zero_rounds = False, 0
+        track.accepted *= 0.25
+        track.rejected *= 0.25
+    _trials(track, drafter, view, checked, agreed, prior)
+    if agreed:
+        track.since = max(track.since, OFF_DWELL)
+        track.next_probe = min(track.next_probe, 1)
+        track.probe_gap = FIRST_PROBE
+
+
+def _trials(
+    track: Track, drafter: DrafterTrack, view: View, length: int, agreed: int, prior: AcceptancePrior | None
+) -> None:
+    """The first ``agreed`` positions were right, the next one wrong."""
+    overall = view.overall_rate(track, prior)
+    told = view.acceptance(track, prior)
+    wrong = 1 if agreed < length else 0
+    at = 4 * track.mood
+    moods = track.moods
+    moods[at] = _KEEP * moods[at] + agreed
+    moods[at + 1] = _KEEP * moods[at + 1] + wrong
+    track.accepted = _KEEP * track.accepted + agreed
+    track.rejected = _KEEP * track.rejected + wrong
+    _more(drafter.moods, 3 * track.mood, agreed + wrong, agreed, overall)
+    track.mood = NOTHING if not agreed else PART if wrong else ALL
+    seen, true, expected = drafter.seen, drafter.true, drafter.told
+    for position in range(min(agreed + wrong, DEPTHS)):
+        seen[position] = _KEEP_SHARED * seen[position] + 1.0
+        true[position] = _KEEP_SHARED * true[position] + (1.0 if position < agreed else 0.0)
+        expected[position] = _KEEP_SHARED * expected[position] + told
+    drafter.accepted = _KEEP_DRAFTER * drafter.accepted + agreed
+    drafter.rejected = _KEEP_DRAFTER * drafter.rejected + wrong
+
+
+def _more(odds: list[float], at: int, trials: int, true: int, told: float) -> None:
+    odds[at] = _KEEP_SHARED * odds[at] + trials
+    odds[at + 1] = _KEEP_SHARED * odds[at + 1] + true
+    odds[at + 2] = _KEEP_SHARED * odds[at + 2] + trials * told
+
+
+def _filled(track: Track, drafter: DrafterTrack, view: View, asked: int, proposed: int) -> None:
+    """Whether there was a guess, and how long it was."""
+    filled, empty = (1, 0) if proposed > 0 else (0, 1)
+    _more(drafter.fills, 3 * track.mood, 1, filled, view.overall_fill(track))
+    at = 4 * track.mood
+    moods = track.moods
+    moods[at + 2] = _KEEP_FILL * moods[at + 2] + filled
+    moods[at + 3] = _KEEP_FILL * moods[at + 3] + empty
+    track.filled = _KEEP_FILL * track.filled + filled
+    track.empty = _KEEP_FILL * track.empty + empty
+    drafter.filled = _KEEP_DRAFTER * drafter.filled + filled
+    drafter.empty = _KEEP_DRAFTER * drafter.empty + empty
+    if filled:
+        reached, told = drafter.long, drafter.wanted
+        for position in range(min(asked, DEPTHS)):
+            told[position] = 0.98 * told[position] + 1.0
+            reached[position] = 0.98 * reached[position] + (1.0 if position < proposed else 0.0)
+
+
+def timed(drafter: DrafterTrack, exposed_s: float, draft_s: float, k: int) -> None:
+    """Asking for ``k`` tokens added so much time between two steps; the drafter itself took ``draft_s``."""
+    if drafter.weight < 1.0:
+        drafter.exposed_s, drafter.draft_s, drafter.k = exposed_s, draft_s, float(k)
+        drafter.k_square, drafter.k_time, drafter.weight = float(k * k), k * draft_s, 1.0
+        return
+    exposed_s = min(exposed_s, 3.0 * drafter.exposed_s + 5e-4)
+    draft_s = min(draft_s, 3.0 * drafter.draft_s + 5e-4)
+    drafter.exposed_s += 0.1 * (exposed_s - drafter.exposed_s)
+    drafter.draft_s += 0.1 * (draft_s - drafter.draft_s)
+    drafter.k += 0.1 * (k - drafter.k)
+    drafter.k_square += 0.1 * (k * k - drafter.k_square)
+    drafter.k_time += 0.1 * (k * draft_s - drafter.k_time)
