@@ -23,7 +23,8 @@ looking costs next to nothing."""
 DEPTHS = 16
 """Positions whose own acceptance is told apart; deeper ones are like the last."""
 
-_KEEP, _KEEP_FILL, _KEEP_DRAFTER, _KEEP_SHARED = 0.95, 0.93, 0.998, 0.99
+_KEEP_TOKEN, _KEEP = 0.98, 0.90  # by draft token whose fate is known, but a round at most that
+_KEEP_FILL, _KEEP_DRAFTER, _KEEP_SHARED = 0.96, 0.998, 0.99
 _MOOD_STRENGTH = 4.0
 _PRIOR_MEAN, _PRIOR_STRENGTH = 0.6, 2.0
 _FILL_MEAN, _FILL_STRENGTH = 0.6, 2.0
@@ -58,12 +59,13 @@ class Track:
     rows: float = 0.0  # expected in its next round, beside the plain one
     tokens: float = 0.0
     reason: DepthReason = DepthReason.UNSAID  # why it drafts nothing
+    prior: AcceptancePrior | None = None  # of its plan
 
     def copy(self) -> "Track":
         """Another one, equal."""
         return Track(
             self.drafter, self.accepted, self.rejected, self.filled, self.empty, self.mood, self.moods.copy(),
-            self.zero_rounds, self.suspended, self.on, self.since, self.next_probe, self.probe_gap, self.rows, self.tokens, self.reason,
+            self.zero_rounds, self.suspended, self.on, self.since, self.next_probe, self.probe_gap, self.rows, self.tokens, self.reason, self.prior,
         )  # fmt: skip
 
 
@@ -284,10 +286,11 @@ def _trials(
     wrong = 1 if agreed < length else 0
     at = 4 * track.mood
     moods = track.moods
-    moods[at] = _KEEP * moods[at] + agreed
-    moods[at + 1] = _KEEP * moods[at + 1] + wrong
-    track.accepted = _KEEP * track.accepted + agreed
-    track.rejected = _KEEP * track.rejected + wrong
+    keep = max(_KEEP_TOKEN ** (agreed + wrong), _KEEP)
+    moods[at] = keep * moods[at] + agreed
+    moods[at + 1] = keep * moods[at + 1] + wrong
+    track.accepted = keep * track.accepted + agreed
+    track.rejected = keep * track.rejected + wrong
     _more(drafter.moods, 3 * track.mood, agreed + wrong, agreed, overall)
     track.mood = NOTHING if not agreed else PART if wrong else ALL
     seen, true, expected = drafter.seen, drafter.true, drafter.told

@@ -20,7 +20,7 @@ now and then by asking without waiting: the guess is compared with what plain de
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import NamedTuple
 
@@ -48,6 +48,7 @@ PROBE_SHARE = 0.02
 """Of the time, for looking at drafters that are not in use."""
 
 _MESSAGE_S = 1e-4  # work that a question makes beside the drafter's own
+_LOOK = 2  # tokens that a drafter is asked for, to look at it, where each takes it time
 _FEWEST_WORTH = 0.02  # a row that is accepted more rarely never pays
 _CROWD, _REST = (
     8,
@@ -139,6 +140,7 @@ class State:
     accept_row_s: float = 0.0
     quiet_gap_s: float = 0.0  # between two steps when nothing was asked
     context: float = 256.0
+    rate: float = 0.0  # tokens per second that the last decision expected, over all sequences
 
 
 class Model:
@@ -263,20 +265,26 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
             fixed_rows += track.rows
             fixed_tokens += track.tokens - 1.0
     sequences = max(facts.running, 1)
-    views = {name: View(drafter) for name, drafter in state.drafters.items()} if asking or suspended else {}
+    views = (
+        {name: View(drafter) for name, drafter in state.drafters.items()}
+        if asking or suspended or resting
+        else {}
+    )
+    rate = state.rate
     if asking:
         guarded = bool(facts.running_plain or suspended)
-        _allocate(
+        rate = _allocate(
             model, state, views, asking, decisions, sequences, (fixed_rows, fixed_tokens), guarded=guarded
         )
     if suspended or resting:
         plain_s = model.prices(state, sequences, sequences).step_s(0)
         for row in suspended:
-            decisions[row.id] = _idle(state, tracks[row.id], row, plain_s, DepthReason.SUSPENDED, 0.0, 0.0)
+            track, view = tracks[row.id], views[row.drafter]
+            decisions[row.id] = _idle(view, track, row, plain_s, DepthReason.SUSPENDED, 0.0, 0.0)
         for row in resting:
             track = tracks[row.id]
-            decisions[row.id] = _idle(state, track, row, plain_s, track.reason, 0.0, 0.0)
-    return state, decisions
+            decisions[row.id] = _idle(views[row.drafter], track, row, plain_s, track.reason, 0.0, 0.0)
+    return replace(state, rate=rate), decisions
 
 
 def _allocate(
@@ -289,8 +297,8 @@ def _allocate(
     fixed: tuple[float, float],
     *,
     guarded: bool,
-) -> None:
-    """Fill in the decisions on those in ``asking``, and what their tracks say of the next round."""
+) -> float:
+    """Fill in the decisions on those in ``asking``, and what their tracks say of the next round; the rate expected."""
     rest_rows, rest_tokens = fixed
     deepest = max(8, _ENTRIES // len(asking))
     entries: list[_Entry] = []
@@ -352,7 +360,7 @@ def _allocate(
                 reason = DepthReason.TAIL
             elif best.depths or fills[index] * sum(survival) / rate > cost_s:
                 reason = DepthReason.ASKING if not pays else DepthReason.COST
-            decisions[row.id] = _idle(state, track, row, base_s, reason, worth_s, cost_s)
+            decisions[row.id] = _idle(views[row.drafter], track, row, base_s, reason, worth_s, cost_s)
             continue
         if k == bound:
             reason = DepthReason.ALL if bound == row.k_max else DepthReason.ROOM
@@ -368,10 +376,11 @@ def _allocate(
         track.since = track.since + 1 if track.on else 0
         track.on, track.rows, track.tokens = True, rows, tokens
         decisions[row.id] = Decision(k, True, reason, tokens, worth_s, cost_s)
+    return rate
 
 
 def _idle(
-    state: State,
+    view: View,
     track: Track,
     row: RowFact,
     plain_s: float,
@@ -390,10 +399,15 @@ def _idle(
         track.next_probe -= 1
         return Decision(0, False, reason, 1.0, worth_s, cost_s)
     # A drafter that computes for long takes that from somebody: it is looked at more rarely.
-    least = ceil((state.drafters[row.drafter].draft_s + _MESSAGE_S) / (PROBE_SHARE * plain_s))
+    k = min(row.k_max, row.room)
+    draft_s = view.drafter.draft_s
+    if (slope_s := view.slope_s()) * k > _MESSAGE_S:
+        k = min(k, _LOOK)
+        draft_s = max(draft_s + slope_s * (k - view.drafter.k), 0.0)
+    least = ceil((draft_s + _MESSAGE_S) / (PROBE_SHARE * plain_s))
     track.next_probe = min(max(track.probe_gap, least), LAST_PROBE)
     track.probe_gap = min(2 * track.probe_gap, max(2 * least, 8))
-    return Decision(min(row.k_max, row.room), False, reason, 1.0, worth_s, cost_s)
+    return Decision(k, False, reason, 1.0, worth_s, cost_s)
 
 
 def _best(
@@ -461,7 +475,7 @@ def trim(
     """How much of each block is verified, now that all that come are here, and why less than all of it.
 
     ``num_sequences`` rounds share the step with ``prompt_rows``; ``num_plain`` of them have no block by plan or by
-    suspension. The time of asking is spent either way.
+    suspension. The time of asking is spent.
     """
     kept: dict[int, tuple[int, DepthReason | None]] = {}
     entries: list[tuple[float, int, int, float]] = []
@@ -477,7 +491,7 @@ def trim(
         if survival is None:
             if track.drafter not in views:
                 views[track.drafter] = View(state.drafters[track.drafter])
-            survival = views[track.drafter].survival(track, None, block.length, _FEWEST_WORTH)
+            survival = views[track.drafter].survival(track, track.prior, block.length, _FEWEST_WORTH)
         entries += [
             (-survival[position] if position < len(survival) else 0.0, index, position, 1.0)
             for position in range(block.length)
@@ -487,18 +501,27 @@ def trim(
     entries.sort()
     base_rows = prompt_rows + fixed_rows
     prices = model.prices(state, num_sequences, num_sequences + base_rows + len(entries) + 1)
-    exposed_s = max((state.drafters[t.drafter].exposed_s for t in state.tracks.values() if t.on), default=0.0)
-    exposed_s += state.quiet_gap_s
     base_s = prices.step_s(base_rows)
-    plain_rate = num_sequences / (base_s + exposed_s)
     guard_s = TAIL * base_s if num_plain else 0.0
-    choice = _best(entries, prices, float(base_rows), float(num_sequences), exposed_s, guard_s)
-    taken = choice.depths if choice.rate > plain_rate else {}
+    # Time is worth what it yields on average, over rounds with a block and without: a round that has one is no reason to
+    # value time more. So not the best rate of this step, but the most tokens beyond what its time is worth.
+    rate = state.rate or num_sequences / base_s
+    best = gain = 0.0
+    count, tail = 0, False
+    for taken, (negative, _, _, _) in enumerate(entries, 1):
+        step_s = prices.step_s(base_rows + taken)
+        if guard_s and step_s > guard_s:
+            tail = True
+            break
+        gain -= negative
+        if gain - rate * (step_s - base_s) > best:
+            best, count = gain - rate * (step_s - base_s), taken
+    depths = {entry[1]: entry[2] + 1 for entry in entries[:count]}
     for index, block in enumerate(ready):
         if block.id in kept:
             continue
-        k = taken.get(index, 0)
-        reason = None if k == block.length else DepthReason.TAIL if choice.tail else DepthReason.COST
+        k = depths.get(index, 0)
+        reason = None if k == block.length else DepthReason.TAIL if tail else DepthReason.COST
         kept[block.id] = (k, reason)
     return kept
 
@@ -521,7 +544,7 @@ def _learn(model: Model, state: State, facts: StepFacts) -> State:
             track = tracks.pop(row.id, None) or Track(name)
         else:
             known = tracks.get(row.id)
-            track = tracks[row.id] = known.copy() if known is not None else Track(name)
+            track = tracks[row.id] = known.copy() if known is not None else Track(name, prior=row.prior)
         if name not in views:
             known_drafter = drafters.get(name)
             before = known_drafter if known_drafter is not None else DrafterTrack()
