@@ -23,7 +23,7 @@ looking costs next to nothing."""
 DEPTHS = 16
 """Positions whose own acceptance is told apart; deeper ones are like the last."""
 
-_KEEP_TOKEN, _KEEP = 0.98, 0.90  # by draft token whose fate is known, but a round at most that
+_KEEP_TOKEN, _KEEP = 0.985, 0.90  # by draft token whose fate is known, but a round at most that
 _KEEP_FILL, _KEEP_DRAFTER, _KEEP_SHARED = 0.96, 0.998, 0.99
 _MOOD_STRENGTH = 4.0
 _PRIOR_MEAN, _PRIOR_STRENGTH = 0.6, 2.0
