@@ -99,7 +99,7 @@ def test_wrong_fields_are_said_one_a_line(address):
 @pytest.mark.parametrize(
     ("options", "lines"),
     [
-        (["--plain", "--k", "4"], ["--plain: means no drafter: leave out --drafter and --k"]),
+        (["--plain", "--k", "4"], ["--plain: means no drafter: leave out --drafter, --k and --law"]),
         (["--raw", "--system", "x"], ["--system: needs the chat template: leave out --raw"]),
         (["--seed", "-1"], ["sampling.seed: -1; expected 0 to 18446744073709551615"]),
         (
