@@ -41,7 +41,7 @@ class ModelConfig(Section):
     """``lean``: own forward, Llama-shaped models only. ``reference``: through transformers. ``auto``: lean if possible."""
 
 
-DEFAULT_TOP_M = 32
+DEFAULT_TOP_M = 128
 DRAFTER_KINDS = ("ngram", "suffix", "model", "distilled", "cascade", "random", "simulated")
 
 
