@@ -216,7 +216,7 @@ class Drafts:
             if fate is Fate.AHEAD:
                 asked.kept[proposal.assumed_ids] = proposal, at
             elif fate is Fate.APPLY:
-                self._answered(asked, self._sound(proposal, asked.sequence), at)
+                self._answered(asked, proposal, at)
 
     def stepped(self, step_s: float) -> None:
         """A step of the engine took so long: what drafting ahead can hide behind."""
@@ -230,7 +230,7 @@ class Drafts:
         if fault is None:
             return proposal
         self.faults[fault] += 1
-        return Proposal(proposal.stamp, [], proposal.residence_s)
+        return replace(proposal, token_ids=[], distributions=())
 
     def refused(self, endpoint: str, sequence_id: int, epoch: int, reason: Refusal) -> None:
         """A draft replica does not mirror a sequence (any more)."""
@@ -365,9 +365,12 @@ class Drafts:
         link, pace = asked.link, asked.pace
         assert link is not None, "only what was asked on a link is answered"
         assert pace is not None, "the link offered the drafter"
-        tokens = proposal.token_ids[: asked.gate.k]
+        proposal = self._sound(proposal, asked.sequence)
+        k = asked.gate.k
         asked.answer = (
-            proposal if len(tokens) == len(proposal.token_ids) else replace(proposal, token_ids=tokens)
+            proposal
+            if len(proposal.token_ids) <= k
+            else replace(proposal, token_ids=proposal.token_ids[:k], distributions=proposal.distributions[:k])
         )
         asked.answered_at = max(at, asked.asked_at)
         if proposal.assumed_ids:

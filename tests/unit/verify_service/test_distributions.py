@@ -7,7 +7,7 @@ import pytest
 from paceline.link import Fate, Stamp
 from paceline.types import DraftDistribution, Law, Plan, ProposalOutcome, SamplingParams
 from verify_service.distributions import Fault, fault_of
-from verify_service.drafts import Drafts, Proposal
+from verify_service.drafts import Drafts, Offer, Proposal
 from verify_service.sequence import DecodeSpec, Sequence
 
 GOOD = DraftDistribution((3, 7), (0.25, 0.75))
@@ -52,7 +52,7 @@ def asked(law: Law, sampling: SamplingParams | None = None) -> tuple[Drafts, Seq
     sequence = Sequence(1, spec, lambda event: None, arrived=0.0)
     sequence.tokens.append(4)
     drafts = Drafts(vocab_size=10, wait_s=0.5, clock=lambda: 100.0)
-    drafts.link_up(Port(), {"d": "1"}, {"d": 0})
+    drafts.link_up(Port(), {"d": Offer("1")})
     drafts.advance(sequence, 1, 4)
     return drafts, sequence
 
