@@ -107,6 +107,7 @@ async def one(client: Client, request: Request, way: str, max_tokens: int, into:
         temperature=request.temperature,
         seed=request.seed,
         max_tokens=max_tokens,
+        tenant=way,  # one way's prompts are not another's warm start
         mode=mode,
         k=int(way.removeprefix("static ")) if mode is Mode.SPECULATIVE else None,
     )

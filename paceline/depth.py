@@ -26,4 +26,4 @@ def why_so_deep(record: RoundRecord, k_max: int) -> str:
     price = ""
     if record.depth_reason in {DepthReason.COST, DepthReason.TAIL} and record.next_cost_s:
         price = f": {1e3 * record.next_cost_s:.1f} ms for {1e3 * record.next_worth_s:.1f} ms worth"
-    return f"k {record.drafted} of {k_max}: {expected}{why}{price}"
+    return f"k {record.asked} of {k_max}: {expected}{why}{price}"
