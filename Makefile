@@ -39,7 +39,7 @@ protos:
 	PATH="$(CURDIR)/.venv-protos/bin:$$PATH" .venv-protos/bin/python -m grpc_tools.protoc -I protos \
 	  --python_out=. --mypy_out=. protos/paceline/v1/*.proto
 	PATH="$(CURDIR)/.venv-protos/bin:$$PATH" .venv-protos/bin/python -m grpc_tools.protoc -I protos \
-	  --grpc_python_out=. --mypy_grpc_out=. $(addprefix protos/paceline/v1/,router.proto verify.proto draft.proto)
+	  --grpc_python_out=. --mypy_grpc_out=. $(addprefix protos/paceline/v1/,router.proto verify.proto draft.proto ledger.proto)
 
 same-output: setup model  ## 60 prompts, three drafters, three block lengths, two temperatures: equal to plain
 	$(BIN)/python -m cluster.against --config evaluation/same_output.toml -- \

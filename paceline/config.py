@@ -161,9 +161,55 @@ class PlanRule(Section):
 
     mode: Literal["plain", "speculative"]
     drafter: str = "cascade"
+    """The one to prefer, see ``router.drafters``."""
     k: Annotated[int, Field(ge=1, le=64)] = 4
     reason: str = ""
     """Shown to people."""
+
+
+class TaskRule(Section):
+    """Names the type of task of the requests it fits; all that is given must fit."""
+
+    task: str
+    """A built-in type or one of ``router.task_types``."""
+    tenant: str = ""
+    """Only requests of this tenant."""
+    metadata: dict[str, str] = Field(default_factory=dict)
+    """Only requests with these entries in their metadata."""
+    contains: tuple[str, ...] = ()
+    """Only prompts that hold one of these, upper or lower case alike."""
+
+
+class LedgerConfig(Section):
+    """Where sums of requests are kept, and what they are kept apart by."""
+
+    path: str = ""
+    """SQLite file; empty: in memory, forgotten at the end (``paceline up`` names a file)."""
+    endpoint: str = ""
+    """host:port of a ledger that several routers share; empty: this router keeps its own."""
+    server: ServerConfig = ServerConfig()
+    """Where a shared ledger listens."""
+    tenant_groups: dict[str, str] = Field(default_factory=dict)
+    """Tenants whose requests are counted apart, and as what; all others are counted together."""
+
+
+class GuardConfig(Section):
+    """When speculation is switched off for a type of task and a drafter, and on again."""
+
+    off_acceptance: Annotated[float, Field(ge=0, le=1)] = 0.55
+    """Needed acceptance as long as costs are not measured; then the measured break-even."""
+    on_acceptance: Annotated[float, Field(ge=0, le=1)] = 0.60
+    """Its distance to ``off_acceptance`` is the margin for switching on again."""
+    off_speed: Annotated[float, Field(gt=0)] = 1.0
+    """Of plain decoding's speed; below it speculation is off."""
+    on_speed: Annotated[float, Field(gt=0)] = 1.02
+    cool_down_requests: Annotated[int, Field(ge=0)] = 100
+    cool_down_s: Annotated[float, Field(ge=0)] = 60.0
+    """Whichever is over first ends the cool-down; each switch off within a day doubles both."""
+    probe_share: Annotated[float, Field(ge=0, le=1)] = 0.12
+    """Of eligible requests that speculate after the cool-down, to see whether it pays again."""
+    first_share: Annotated[float, Field(ge=0, le=1)] = 0.03
+    """The same for types of task that begin with plain decoding."""
 
 
 class RouterConfig(Section):
@@ -178,9 +224,25 @@ class RouterConfig(Section):
     resume_s: Annotated[float, Field(ge=0)] = 30.0
     """How long a request whose verify replica is lost may look for another one."""
     plans: dict[str, PlanRule] = Field(default_factory=dict)
-    """Policy by task type; overrides the built-in table, ``default`` included."""
+    """Policy by task type; overrides the built-in table, ``default`` included. Plain here means always plain."""
+    drafters: tuple[str, ...] = ()
+    """Drafters to choose from by measured speed, besides the plan's own; empty: only that one."""
+    task_types: tuple[str, ...] = ()
+    """Types of task besides the built-in ones: requests name them, or ``task_rules`` do."""
+    task_rules: tuple[TaskRule, ...] = ()
+    """The first that fits names the type of task of a request that does not name it itself; else it is classified."""
+    task_confidence: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """A classified prompt below this chance of being right is "unsure"."""
+    min_expected_tokens: Annotated[int, Field(ge=0)] = 20
+    """Requests that will put out fewer tokens are decoded plainly."""
+    holdout: Annotated[float, Field(ge=0, le=0.5)] = 0.03
+    """Share of requests that are decoded plainly, by lot, to compare with those that are not."""
+    holdout_key: str = ""
+    """Another key draws other requests."""
+    guard: GuardConfig = GuardConfig()
+    ledger: LedgerConfig = LedgerConfig()
     keep_requests: Annotated[int, Field(ge=0)] = 200
-    """Requests remembered for ``paceline trace``."""
+    """Requests remembered for ``paceline trace`` and ``paceline explain``."""
 
 
 class TelemetryConfig(Section):
@@ -354,7 +416,9 @@ def _toml(value: Any) -> str:
     """A value in TOML notation."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(key)} = {_toml(one)}" for key, one in value.items()) + "}"
     if isinstance(value, str):
         # JSON's escapes are TOML's; only DEL must be escaped in TOML and is not in JSON.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return json.dumps(value)  # numbers, true and false, {}
+    return json.dumps(value)  # numbers, true and false

@@ -12,10 +12,12 @@ from paceline.telemetry.spans import Telemetry
 from paceline.tokenizer import Tokenizer
 from paceline.types import Law, Mode, Plan, SamplingParams
 from paceline.v1 import common_pb2, router_pb2
-from router.plan import DecodingWish, PlanTable
+from router.ledger.memory import Memory
+from router.plan import DecodingWish
+from router.policy import Ask, Decision, Policy
 from router.recent import RecentRequests
 from router.replicas import ModelFacts, Replicas
-from router.task_type import classify
+from router.task_rules import NamedTask, TaskNamer
 from router.validate import budget, concerns_input, field_violations
 
 _LONG_INPUT_CHARACTERS = 16_384
@@ -37,7 +39,9 @@ class RouterParts:
     config: RouterConfig
     tokenizer: Tokenizer
     replicas: Replicas
-    plans: PlanTable
+    namer: TaskNamer
+    policy: Policy
+    memory: Memory
     recent: RecentRequests
     telemetry: Telemetry
 
@@ -53,31 +57,68 @@ class Accepted:
     sampling: SamplingParams
     max_tokens: int
     stop_token_ids: frozenset[int]
-    task_type: str
-    plan: Plan
+    task: NamedTask
+    decision: Decision
+    version: str
+    """Of the drafter, behind it the target's: what the ledger keeps apart."""
+    tenant_group: str
     facts: ModelFacts
     chat: bool
+
+    @property
+    def task_type(self) -> str:
+        """As given, ruled or classified."""
+        return self.task.name
+
+    @property
+    def plan(self) -> Plan:
+        """How it is decoded."""
+        return self.decision.plan
 
 
 async def accept(parts: RouterParts, request: router_pb2.GenerateRequest, facts: ModelFacts) -> Accepted:
     """The request as it will be decoded. Raises InvalidRequestError naming all that is wrong with it."""
     prompt_ids, max_tokens = await _validated(parts, request, facts)
-    task_type = request.task_type or classify(_words(parts.tokenizer, request, prompt_ids))
-    available = {name: drafter.available for name, drafter in facts.drafters.items()}
+    task = parts.namer.name(
+        request.task_type,
+        request.tenant,
+        request.metadata,
+        lambda: _words(parts.tokenizer, request, prompt_ids),
+    )
+    request_id = request.request_id or secrets.token_hex(8)
     sampling = codec.sampling_from_pb(request.sampling)
     if not request.sampling.HasField("seed"):
         sampling = replace(sampling, seed=secrets.randbits(64))
     stop_token_ids = frozenset(request.stop_token_ids)
+    target = facts.info.fingerprint[:12]
+    versions = {name: f"{drafter.version}@{target}" for name, drafter in facts.drafters.items()}
+    decision = parts.policy.decide(
+        Ask(
+            request_id=request_id,
+            task=task.name,
+            tenant=request.tenant,
+            temperature=sampling.temperature,
+            prompt_tokens=len(prompt_ids),
+            max_tokens=max_tokens,
+            wish=_wish(request.decoding),
+            drafters=versions,
+            available={name: drafter.available for name, drafter in facts.drafters.items()},
+            has_room=facts.has_room,
+        )
+    )
+    decision = replace(decision, plan=_lawful(decision.plan, sampling))
     return Accepted(
-        request_id=request.request_id or secrets.token_hex(8),
+        request_id=request_id,
         tenant=request.tenant,
         priority=request.priority,
         prompt_ids=prompt_ids,
         sampling=sampling,
         max_tokens=max_tokens,
         stop_token_ids=stop_token_ids if request.ignore_eos else stop_token_ids.union(facts.eos_token_ids),
-        task_type=task_type,
-        plan=_lawful(parts.plans.decide(task_type, _wish(request.decoding), max_tokens, available), sampling),
+        task=task,
+        decision=decision,
+        version=versions.get(decision.plan.drafter, f"@{target}"),
+        tenant_group=parts.config.ledger.tenant_groups.get(request.tenant, ""),
         facts=facts,
         chat=request.WhichOneof("input") == "chat",
     )
@@ -102,6 +143,7 @@ async def _validated(
         max_context=facts.info.max_context,
         longest_token_bytes=parts.tokenizer.longest_token_bytes,
         drafters=facts.drafters,
+        task_types=parts.namer.types,
     )
     prompt_ids: list[int] = []
     max_tokens = 0

@@ -20,6 +20,7 @@ from router.accept import Accepted, RouterParts, accept
 from router.decode import Event, ResumableDecode
 from router.journal import Journal
 from router.recent import MAX_ROUNDS
+from router.record import record
 from router.spans import Outcome, generate_attributes, plan_attributes
 from router.tally import Tally
 from router.text import OutputText, TextRun
@@ -178,6 +179,7 @@ class Generation:
                 prompt_tokens=len(accepted.prompt_ids),
                 seed=accepted.sampling.seed,
                 trace_id=self._trace_id,
+                decision=_decision(accepted),
             )
         )
 
@@ -256,7 +258,17 @@ class Generation:
                     speculative=codec.stats_to_pb(stats),
                     rounds=[codec.round_to_pb(record) for record in self._tally.rounds],
                     rounds_elided=self._tally.rounds_elided,
+                    decision=_decision(accepted),
+                    tenant=accepted.tenant,
                 )
+            )
+            record(
+                self._parts.memory,
+                accepted,
+                self._tally,
+                timings,
+                output_tokens=self._delivered,
+                failed=outcome.error is not None,
             )
         return timings
 
@@ -265,6 +277,15 @@ def _plan(accepted: Accepted, plan: Plan) -> common_pb2.Plan:
     """The plan with the version of its drafter, as far as the verify tier has heard of it."""
     drafter = accepted.facts.drafters.get(plan.drafter)
     return codec.plan_to_pb(replace(plan, drafter_version=drafter.version if drafter is not None else ""))
+
+
+def _decision(accepted: Accepted) -> router_pb2.Decision:
+    return router_pb2.Decision(
+        arm=accepted.decision.arm.value,
+        task_origin=accepted.task.origin,
+        task_confidence=accepted.task.confidence,
+        considered=accepted.decision.considered,
+    )
 
 
 def _chunk(

@@ -1,10 +1,11 @@
-"""The decision how to decode one request, and its reason: a wish of the request wins, else a table by type of task.
+"""What is believed before anything is measured: a table by type of task, and what a request wishes for itself.
 
-The output depends on none of this (I1), only the speed does. Speculation is planned where outputs copy from their
-prompts, because prompt lookup guesses well there; everywhere else plain decoding is never worse.
+The output depends on none of this (I1), only the speed does. Speculation is tried first where outputs copy from their
+prompts, because prompt lookup guesses well there; everywhere else plain decoding is never worse. ``policy`` decides by
+what was measured since.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.config import PlanRule
@@ -13,8 +14,6 @@ from paceline.types import Law, Mode, Plan
 from router.task_type import UNSURE
 
 DEFAULT = "default"
-MIN_SPECULATIVE_TOKENS = 20
-"""Below so many output tokens the start of speculation does not pay itself back."""
 DEFAULT_K = 4
 STAND_INS = ("cascade", "suffix", "ngram")
 """Which drafter the built-in table takes: the first of these that is there."""
@@ -60,42 +59,45 @@ class DecodingWish:
 
 
 class PlanTable:
-    """The policy: the built-in table under the operator's rules."""
+    """The built-in table under the settings of ``router.plans``: what is believed before anything is measured."""
 
-    def __init__(self, rules: Mapping[str, PlanRule], law: Law = Law.COUPLED) -> None:
+    def __init__(
+        self, rules: Mapping[str, PlanRule], more_types: Sequence[str] = (), law: Law = Law.COUPLED
+    ) -> None:
         """``law`` holds where the request wishes no other. Raises ConfigError for a rule of an unknown type of task."""
-        unknown = sorted(set(rules) - set(_TABLE))
+        known = {*_TABLE, *more_types}
+        unknown = sorted(set(rules) - known)
         if unknown:
-            raise ConfigError(f"router.plans: unknown types of task {unknown}; known are {sorted(_TABLE)}")
-        self._rules = _TABLE | dict(rules)
-        self._law = law
+            raise ConfigError(f"router.plans: unknown types of task {unknown}; known are {sorted(known)}")
+        self._settings = dict(rules)
+        self.law = law
 
-    def decide(
-        self, task_type: str, wish: DecodingWish, max_tokens: int, drafters: Mapping[str, bool]
-    ) -> Plan:
-        """The plan. ``drafters`` says which are known and whether each is available now."""
+    def rule(self, task_type: str) -> PlanRule:
+        """What holds for a type of task; one without a row has that of the unsure."""
+        name = DEFAULT if task_type == UNSURE else task_type
+        return self._settings.get(name) or _TABLE.get(name) or self._settings.get(DEFAULT) or _TABLE[DEFAULT]
+
+    def is_set(self, task_type: str) -> bool:
+        """Whether the settings have a row for it, rather than the built-in table."""
+        return (DEFAULT if task_type == UNSURE else task_type) in self._settings
+
+    def preferred(self, task_type: str) -> tuple[str, ...]:
+        """Drafters to take, the best one first: that of the settings, or the built-in table's and its stand-ins."""
+        return (self.rule(task_type).drafter,) if self.is_set(task_type) else STAND_INS
+
+    def reason(self, task_type: str) -> str:
+        """Why the row says what it says, in words."""
+        name = DEFAULT if task_type == UNSURE else task_type
+        return self.rule(task_type).reason or f"a rule of router.plans for {name}"
+
+    def as_wished(self, task_type: str, wish: DecodingWish, drafters: Mapping[str, bool]) -> Plan:
+        """What a request wants that says so. ``drafters``: which are known, and whether each is available now."""
         if wish.mode is Mode.PLAIN:
             return Plan.plain("asked for by the request")
-        rule = self._rules[task_type if task_type != UNSURE else DEFAULT]
-        if wish.mode is Mode.SPECULATIVE:
-            return self._as_wished(rule, wish, drafters)
-        reason = rule.reason or f"a rule of router.plans for {DEFAULT if task_type == UNSURE else task_type}"
-        if rule.mode == "plain":
-            return Plan.plain(reason)
-        if max_tokens < MIN_SPECULATIVE_TOKENS:
-            return Plan.plain(
-                f"at most {max_tokens} output tokens: under {MIN_SPECULATIVE_TOKENS} speculation does not pay"
-            )
-        drafter = rule.drafter
-        if rule in _TABLE.values():
-            drafter = next((name for name in STAND_INS if drafters.get(name)), drafter)
-        if not drafters.get(drafter):
-            state = "not available now" if drafter in drafters else "not known to the verify tier"
-            return Plan.plain(f"drafter {drafter!r} is {state}; with it: {reason}")
-        return Plan.speculative(drafter, rule.k, reason, self._law)
+        return self._as_wished(self.rule(task_type), wish, drafters)
 
     def _as_wished(self, rule: PlanRule, wish: DecodingWish, drafters: Mapping[str, bool]) -> Plan:
-        drafter = wish.drafter or _best_drafter(rule.drafter, drafters)
+        drafter = wish.drafter or best_drafter(rule.drafter, drafters)
         if drafter is None:
             return Plan.plain(
                 "speculative decoding was asked for by the request, but the verify tier knows no drafter"
@@ -105,10 +107,10 @@ class PlanTable:
         if not drafters.get(drafter):
             # The verify tier goes on plainly and takes the drafter up when it is back.
             reason += f"; drafter {drafter!r} is not available now, so rounds are plain until it is"
-        return Plan.speculative(drafter, k, reason, wish.law or self._law, k_fixed=wish.k is not None)
+        return Plan.speculative(drafter, k, reason, wish.law or self.law, k_fixed=wish.k is not None)
 
 
-def _best_drafter(preferred: str, drafters: Mapping[str, bool]) -> str | None:
+def best_drafter(preferred: str, drafters: Mapping[str, bool]) -> str | None:
     """The preferred one if it is there, else a stand-in, else any that is there, else any that is known."""
     ranked = sorted(
         drafters, key=lambda name: (not drafters[name], name != preferred, name not in STAND_INS, name)

@@ -44,6 +44,8 @@ class ModelFacts:
     info: ModelInfo
     eos_token_ids: tuple[int, ...]
     drafters: Mapping[str, Drafter] = field(default_factory=dict)
+    has_room: bool = True
+    """Whether a sequence more finds memory at once, as far as is known."""
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -70,6 +72,8 @@ class Replica:
         self.last_picked = 0
         self._in_flight = 0
         self._others = 0  # sequences that other routers have there
+        self._slots_free = 1
+        self._in_flight_then = 0  # of ours, when the free slots were told
 
     @property
     def usable(self) -> bool:
@@ -80,6 +84,11 @@ class Replica:
     def load(self) -> int:
         """Sequences there, its queue included."""
         return self._in_flight + self._others
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one sequence more finds memory: what was free, less what we sent since."""
+        return self._slots_free > self._in_flight - self._in_flight_then
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -99,6 +108,8 @@ class Replica:
                 for name, known in self.facts.drafters.items()
             } | drafters
         self.facts = ModelFacts(codec.model_info_from_pb(reply.model), tuple(reply.eos_token_ids), drafters)
+        self._slots_free = reply.kv_slots_free
+        self._in_flight_then = self._in_flight
         self._others = max(0, reply.num_running + reply.num_waiting - self._in_flight)
 
 
@@ -138,7 +149,9 @@ class Replicas:
             if chosen is None:
                 raise
         assert chosen is not None, "a usable replica has told its facts"
-        return ModelFacts(chosen.info, chosen.eos_token_ids, self._drafters(chosen.identity))
+        alike = [r for r in self._replicas if r.usable and r.facts and r.facts.identity == chosen.identity]
+        has_room = not alike or any(replica.has_room for replica in alike)
+        return ModelFacts(chosen.info, chosen.eos_token_ids, self._drafters(chosen.identity), has_room)
 
     async def pick(
         self,

@@ -4,9 +4,11 @@ import asyncio
 import os
 import socket
 
+from google.protobuf.message import Message
+
 import paceline
 from paceline import codec
-from paceline.config import PacelineConfig
+from paceline.config import LedgerConfig, PacelineConfig
 from paceline.errors import InvalidRequestError
 from paceline.model_store import resolve_model_dir
 from paceline.serving.server import TierServer
@@ -17,10 +19,16 @@ from paceline.types import Law
 from paceline.v1 import common_pb2, router_pb2, router_pb2_grpc
 from router.accept import RouterParts
 from router.generation import Context, Generation
+from router.ledger.keeper import Keeper
+from router.ledger.memory import Memory, OwnKeeper
+from router.ledger.remote import RemoteKeeper
+from router.ledger_set_up import open_keeper
 from router.plan import PlanTable
+from router.policy import Policy
+from router.policy_service import PolicyDesk
 from router.recent import RecentRequests
 from router.replicas import Replicas
-from router.task_type import TASK_TYPES
+from router.task_rules import TaskNamer
 from router.validate import unknown_field_violations
 
 SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
@@ -29,8 +37,9 @@ SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 class RouterService(router_pb2_grpc.RouterServiceServicer):
     """The servicer; one per process."""
 
-    def __init__(self, parts: RouterParts) -> None:
+    def __init__(self, parts: RouterParts, desk: PolicyDesk) -> None:
         self._parts = parts
+        self._desk = desk
         self._running = 0
 
     async def Generate(self, request: router_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802  # aio also takes a coroutine
@@ -54,7 +63,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 common_pb2.DrafterInfo(name=d.name, version=d.version, available=d.available)
                 for d in sorted(facts.drafters.values(), key=lambda drafter: drafter.name)
             ],
-            task_types=TASK_TYPES,
+            task_types=self._parts.namer.types,
             default_max_tokens=self._parts.config.default_max_tokens,
             running=self._running,
         )
@@ -67,8 +76,30 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         kept = self._parts.recent.newest(request_id=request.request_id, limit=request.limit)
         return router_pb2.ListRequestsResponse(requests=kept)
 
+    async def GetPolicy(  # noqa: N802
+        self, request: router_pb2.GetPolicyRequest, context: object
+    ) -> router_pb2.GetPolicyResponse:
+        """See router.proto."""
+        _refuse_unknown(request)
+        return await self._desk.show(request)
 
-def _refuse_unknown(request: router_pb2.GetServerInfoRequest | router_pb2.ListRequestsRequest) -> None:
+    async def SetPolicyRule(  # noqa: N802
+        self, request: router_pb2.SetPolicyRuleRequest, context: object
+    ) -> router_pb2.SetPolicyRuleResponse:
+        """See router.proto. UNAVAILABLE while the ledger is away."""
+        _refuse_unknown(request)
+        return router_pb2.SetPolicyRuleResponse(rules=await self._desk.set(request.rule))
+
+    async def RemovePolicyRule(  # noqa: N802
+        self, request: router_pb2.RemovePolicyRuleRequest, context: object
+    ) -> router_pb2.RemovePolicyRuleResponse:
+        """See router.proto. UNAVAILABLE while the ledger is away."""
+        _refuse_unknown(request)
+        rules, removed = await self._desk.remove(request)
+        return router_pb2.RemovePolicyRuleResponse(rules=rules, removed=removed)
+
+
+def _refuse_unknown(request: Message) -> None:
     violations = list(unknown_field_violations(request))
     if violations:
         raise InvalidRequestError(violations)
@@ -77,23 +108,47 @@ def _refuse_unknown(request: router_pb2.GetServerInfoRequest | router_pb2.ListRe
 async def create_server(config: PacelineConfig) -> TierServer:
     """The router, ready to start; it begins to look for its verify replicas at once. Raises ConfigError."""
     tokenizer = Tokenizer.load(resolve_model_dir(config.model.name))
-    plans = PlanTable(config.router.plans, Law(config.router.law))
+    settings = config.router
+    plans = PlanTable(settings.plans, settings.task_types, Law(settings.law))
+    namer = TaskNamer(settings.task_rules, settings.task_types, settings.task_confidence)
     telemetry = Telemetry.setup(
         config.telemetry,
         service_name=names.SERVICE_ROUTER,
         instance_id=f"{socket.gethostname()}:{os.getpid()}",
     )
-    replicas = Replicas(config.router.verify_endpoints, tokenizer.fingerprint)
-    parts = RouterParts(
-        config.router, tokenizer, replicas, plans, RecentRequests(config.router.keep_requests), telemetry
-    )
+    replicas = Replicas(settings.verify_endpoints, tokenizer.fingerprint)
+    keeper = None if settings.ledger.endpoint else open_keeper(settings)
+    remote = RemoteKeeper(settings.ledger.endpoint) if keeper is None else None
+    writer = OwnKeeper(keeper) if keeper is not None else remote
+    assert writer is not None, "one of the two"
+    memory = Memory(writer)
+    policy = Policy(settings, plans, memory)
+    recent = RecentRequests(settings.keep_requests)
+    parts = RouterParts(settings, tokenizer, replicas, namer, policy, memory, recent, telemetry)
+    desk = PolicyDesk(parts, writer, _ledger_in_words(settings.ledger, keeper))
     server = TierServer(config.router.server, services=[SERVICE], section="router.server")
-    router_pb2_grpc.add_RouterServiceServicer_to_server(RouterService(parts), server.grpc_server)
+    router_pb2_grpc.add_RouterServiceServicer_to_server(RouterService(parts, desk), server.grpc_server)
 
     async def stop() -> None:
         await replicas.stop()
+        await memory.stop()
+        if keeper is not None:
+            await asyncio.to_thread(keeper.stop)
+        if remote is not None:
+            await remote.close()
         await asyncio.to_thread(telemetry.shutdown)
 
     server.on_stop(stop)
+    if keeper is not None:
+        keeper.start()
+    memory.start()
     replicas.start()
     return server
+
+
+def _ledger_in_words(config: LedgerConfig, keeper: Keeper | None) -> str:
+    if keeper is None:
+        return f"shared, at {config.endpoint}"
+    if keeper.problem:
+        return f"in memory: {keeper.problem}"
+    return config.path or "in memory"

@@ -23,7 +23,16 @@ class Outcome:
 
 def plan_attributes(accepted: Accepted) -> dict[str, AttributeValue]:
     """Of the ``plan`` span."""
-    return {names.TASK_TYPE: accepted.task_type, **_plan(accepted.plan)}
+    attributes: dict[str, AttributeValue] = {
+        names.TASK_TYPE: accepted.task_type,
+        names.TASK_ORIGIN: accepted.task.origin,
+        names.PLAN_ARM: accepted.decision.arm.value,
+        names.PLAN_CONSIDERED: list(accepted.decision.considered),
+        **_plan(accepted.plan),
+    }
+    if accepted.task.confidence is not None:
+        attributes[names.TASK_CONFIDENCE] = accepted.task.confidence
+    return attributes
 
 
 def generate_attributes(

@@ -1,8 +1,12 @@
 """Words that instructions use, by type of task: weight, then cues parted by "|".
 
 A cue is found as whole words, whatever punctuation stands between them; one without any ASCII letter is found anywhere
-(Chinese has no spaces). Collected by reading real prompts; the weights were set by hand on them.
+(Chinese has no spaces). Collected by reading real prompts; the weights were set by hand on them. The classifier takes the
+sums as features among many others.
 """
+
+import re
+from collections.abc import Mapping
 
 CUES: dict[str, dict[float, str]] = {
     "summarization": {
@@ -88,3 +92,44 @@ CUES: dict[str, dict[float, str]] = {
             | 什么是 | 为什么 | 谁 | 哪个 | 哪些 | 哪里 | 描述 | 解释 | 介绍 | how do you | how does | why do""",
     },
 }
+
+
+_END = 350  # instructions stand at the ends of a prompt, data in the middle
+_MOST = 12.0
+_NO_WORD = re.compile(r"[^\w]+|_+")
+
+
+def _prepare() -> tuple[
+    Mapping[str, list[tuple[int, float]]], list[tuple[int, float, str]], list[tuple[int, float, str]]
+]:
+    """Cues of one word by word, of several words, and those without ASCII letters; tasks by their place in CUES."""
+    words: dict[str, list[tuple[int, float]]] = {}
+    phrases: list[tuple[int, float, str]] = []
+    anywhere: list[tuple[int, float, str]] = []
+    for task, weighted in enumerate(CUES.values()):
+        for weight, text in weighted.items():
+            for cue in map(str.strip, text.split("|")):
+                if " " in cue:
+                    phrases.append((task, weight, f" {cue} "))
+                elif cue.isupper() or cue.islower():
+                    words.setdefault(cue, []).append((task, weight))
+                else:  # neither case: not an alphabet
+                    anywhere.append((task, weight, cue))
+    return words, phrases, anywhere
+
+
+_WORDS, _PHRASES, _ANYWHERE = _prepare()
+
+
+def cue_scores(prompt: str) -> list[float]:
+    """From 0 to 1 for each task of ``CUES``. Reads only the two ends of a long prompt."""
+    head, tail = prompt[:_END], prompt[max(_END, len(prompt) - _END) :]
+    ends = " " + _NO_WORD.sub(" ", f"{head} {tail}".lower()) + " "
+    scores = [0.0] * len(CUES)
+    for word in _WORDS.keys() & set(ends.split()):
+        for task, weight in _WORDS[word]:
+            scores[task] += weight
+    for task, weight, cue in _PHRASES if ends.isascii() else _PHRASES + _ANYWHERE:
+        if cue in ends:
+            scores[task] += weight
+    return [min(score, _MOST) / _MOST for score in scores]

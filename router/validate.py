@@ -8,7 +8,7 @@ Choices a serving engineer would look for here:
 - A prompt that cannot fit whatever its tokens are is refused by its size, before it is tokenised.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -17,12 +17,12 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from paceline.errors import FieldViolation
 from paceline.ranges import MAX_K, Violations, sampling_violations, some
 from paceline.v1 import common_pb2, router_pb2
-from router.task_type import TASK_TYPES
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_NAME_CHARACTERS = 128
+MAX_METADATA = 32
 ROLES = ("system", "user", "assistant")
 
 _SHOWN_CHARACTERS = 40
@@ -36,8 +36,9 @@ def field_violations(
     max_context: int,
     longest_token_bytes: int,
     drafters: Mapping[str, Any],
+    task_types: Sequence[str],
 ) -> list[FieldViolation]:
-    """Everything that can be said without tokenising; ``drafters`` are the known names.
+    """Everything that can be said without tokenising; ``drafters`` are the known names, ``task_types`` too.
 
     What is too long is refused by its length alone: walking millions of elements would hold up every other request.
     """
@@ -50,7 +51,7 @@ def field_violations(
         *sampling_violations(request.sampling, vocab_size),
         *_limits(request, vocab_size),
         *_decoding(request.decoding, drafters),
-        *_names(request),
+        *_names(request, task_types),
     ]
 
 
@@ -229,17 +230,23 @@ def _decoding(wish: router_pb2.DecodingOverride, drafters: Mapping[str, Any]) ->
         yield FieldViolation("decoding.k", f"{wish.k}; expected 1 to {MAX_K}")
 
 
-def _names(request: router_pb2.GenerateRequest) -> Violations:
-    if request.task_type and request.task_type not in TASK_TYPES:
+def _names(request: router_pb2.GenerateRequest, task_types: Sequence[str]) -> Violations:
+    if request.task_type and request.task_type not in task_types:
         yield FieldViolation(
             "task_type",
-            f"{_shown(request.task_type)}; expected one of {', '.join(TASK_TYPES)}",
+            f"{_shown(request.task_type)}; expected one of {', '.join(task_types)}",
         )
     for field, name in (("request_id", request.request_id), ("tenant", request.tenant)):
         if len(name) > MAX_NAME_CHARACTERS:
             yield FieldViolation(field, f"{len(name)} characters; expected at most {MAX_NAME_CHARACTERS}")
         elif not name.isprintable():  # it stands in logs and traces
             yield FieldViolation(field, f"{_shown(name)}; expected printable characters")
+    if len(request.metadata) > MAX_METADATA:
+        yield FieldViolation("metadata", f"{len(request.metadata)} entries; expected at most {MAX_METADATA}")
+    elif any(len(text) > MAX_NAME_CHARACTERS for entry in request.metadata.items() for text in entry):
+        yield FieldViolation(
+            "metadata", f"expected at most {MAX_NAME_CHARACTERS} characters in a name or value"
+        )
 
 
 def _shown(value: object) -> str:

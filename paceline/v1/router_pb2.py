@@ -25,13 +25,17 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/router.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\tChatInput\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\"\x19\n\nTokenInput\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x9c\x01\n\x10\x44\x65\x63odingOverride\x12\'\n\x04mode\x18\x01 \x01(\x0e\x32\x19.paceline.v1.DecodingMode\x12\x14\n\x07\x64rafter\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x01k\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\'\n\x03law\x18\x04 \x01(\x0e\x32\x1a.paceline.v1.AcceptanceLawB\n\n\x08_drafterB\x04\n\x02_k\"\x88\x03\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x16.paceline.v1.ChatInputH\x00\x12)\n\x06tokens\x18\x03 \x01(\x0b\x32\x17.paceline.v1.TokenInputH\x00\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x11\n\ttask_type\x18\t \x01(\t\x12/\n\x08\x64\x65\x63oding\x18\n \x01(\x0b\x32\x1d.paceline.v1.DecodingOverride\x12\x12\n\nrequest_id\x18\x0b \x01(\t\x12\x0e\n\x06tenant\x18\x0c \x01(\t\x12\x10\n\x08priority\x18\r \x01(\x05\x42\x07\n\x05inputB\r\n\x0b_max_tokens\"\xac\x01\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.GenerateStartedH\x00\x12+\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.GenerateChunkH\x00\x12\x31\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1d.paceline.v1.GenerateFinishedH\x00\x42\x07\n\x05\x65vent\"\x90\x01\n\x0fGenerateStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttask_type\x18\x02 \x01(\t\x12\x1f\n\x04plan\x18\x03 \x01(\x0b\x32\x11.paceline.v1.Plan\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x10\n\x08trace_id\x18\x06 \x01(\t\"`\n\rGenerateChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x12\n\x05round\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_round\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"\xb2\x02\n\x10GenerateFinished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x19\n\x0cmatched_stop\x18\x02 \x01(\tH\x00\x88\x01\x01\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.paceline.v1.Usage\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.paceline.v1.Timings\x12\x32\n\x0bspeculative\x18\x05 \x01(\x0b\x32\x1d.paceline.v1.SpeculativeStats\x12\x1f\n\x04plan\x18\x06 \x01(\x0b\x32\x11.paceline.v1.Plan\x12\x10\n\x08numerics\x18\x07 \x01(\t\x12\x0f\n\x07resumed\x18\x08 \x01(\rB\x0f\n\r_matched_stop\"\x16\n\x14GetServerInfoRequest\"\xbc\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.paceline.v1.ModelInfo\x12*\n\x08\x64rafters\x18\x03 \x03(\x0b\x32\x18.paceline.v1.DrafterInfo\x12\x12\n\ntask_types\x18\x04 \x03(\t\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r\"8\n\x13ListRequestsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\xba\x02\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\x11\n\ttask_type\x18\x03 \x01(\t\x12\x1f\n\x04plan\x18\x04 \x01(\x0b\x32\x11.paceline.v1.Plan\x12\x0f\n\x07outcome\x18\x05 \x01(\t\x12!\n\x05usage\x18\x06 \x01(\x0b\x32\x12.paceline.v1.Usage\x12%\n\x07timings\x18\x07 \x01(\x0b\x32\x14.paceline.v1.Timings\x12\x32\n\x0bspeculative\x18\x08 \x01(\x0b\x32\x1d.paceline.v1.SpeculativeStats\x12(\n\x06rounds\x18\t \x03(\x0b\x32\x18.paceline.v1.RoundRecord\x12\x15\n\rrounds_elided\x18\n \x01(\r\"E\n\x14ListRequestsResponse\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.RequestSummary2\x87\x02\n\rRouterService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12V\n\rGetServerInfo\x12!.paceline.v1.GetServerInfoRequest\x1a\".paceline.v1.GetServerInfoResponse\x12S\n\x0cListRequests\x12 .paceline.v1.ListRequestsRequest\x1a!.paceline.v1.ListRequestsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/router.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\tChatInput\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\"\x19\n\nTokenInput\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x9c\x01\n\x10\x44\x65\x63odingOverride\x12\'\n\x04mode\x18\x01 \x01(\x0e\x32\x19.paceline.v1.DecodingMode\x12\x14\n\x07\x64rafter\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x01k\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\'\n\x03law\x18\x04 \x01(\x0e\x32\x1a.paceline.v1.AcceptanceLawB\n\n\x08_drafterB\x04\n\x02_k\"\xf7\x03\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x16.paceline.v1.ChatInputH\x00\x12)\n\x06tokens\x18\x03 \x01(\x0b\x32\x17.paceline.v1.TokenInputH\x00\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x11\n\ttask_type\x18\t \x01(\t\x12/\n\x08\x64\x65\x63oding\x18\n \x01(\x0b\x32\x1d.paceline.v1.DecodingOverride\x12\x12\n\nrequest_id\x18\x0b \x01(\t\x12\x0e\n\x06tenant\x18\x0c \x01(\t\x12\x10\n\x08priority\x18\r \x01(\x05\x12<\n\x08metadata\x18\x0e \x03(\x0b\x32*.paceline.v1.GenerateRequest.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05inputB\r\n\x0b_max_tokens\"\xac\x01\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.GenerateStartedH\x00\x12+\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.GenerateChunkH\x00\x12\x31\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1d.paceline.v1.GenerateFinishedH\x00\x42\x07\n\x05\x65vent\"\xb9\x01\n\x0fGenerateStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttask_type\x18\x02 \x01(\t\x12\x1f\n\x04plan\x18\x03 \x01(\x0b\x32\x11.paceline.v1.Plan\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x10\n\x08trace_id\x18\x06 \x01(\t\x12\'\n\x08\x64\x65\x63ision\x18\x07 \x01(\x0b\x32\x15.paceline.v1.Decision\"r\n\x08\x44\x65\x63ision\x12\x0b\n\x03\x61rm\x18\x01 \x01(\t\x12\x13\n\x0btask_origin\x18\x02 \x01(\t\x12\x1c\n\x0ftask_confidence\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\nconsidered\x18\x04 \x03(\tB\x12\n\x10_task_confidence\"`\n\rGenerateChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x12\n\x05round\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_round\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"\xb2\x02\n\x10GenerateFinished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x19\n\x0cmatched_stop\x18\x02 \x01(\tH\x00\x88\x01\x01\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.paceline.v1.Usage\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.paceline.v1.Timings\x12\x32\n\x0bspeculative\x18\x05 \x01(\x0b\x32\x1d.paceline.v1.SpeculativeStats\x12\x1f\n\x04plan\x18\x06 \x01(\x0b\x32\x11.paceline.v1.Plan\x12\x10\n\x08numerics\x18\x07 \x01(\t\x12\x0f\n\x07resumed\x18\x08 \x01(\rB\x0f\n\r_matched_stop\"\x16\n\x14GetServerInfoRequest\"\xbc\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.paceline.v1.ModelInfo\x12*\n\x08\x64rafters\x18\x03 \x03(\x0b\x32\x18.paceline.v1.DrafterInfo\x12\x12\n\ntask_types\x18\x04 \x03(\t\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r\"8\n\x13ListRequestsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\xf3\x02\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\x11\n\ttask_type\x18\x03 \x01(\t\x12\x1f\n\x04plan\x18\x04 \x01(\x0b\x32\x11.paceline.v1.Plan\x12\x0f\n\x07outcome\x18\x05 \x01(\t\x12!\n\x05usage\x18\x06 \x01(\x0b\x32\x12.paceline.v1.Usage\x12%\n\x07timings\x18\x07 \x01(\x0b\x32\x14.paceline.v1.Timings\x12\x32\n\x0bspeculative\x18\x08 \x01(\x0b\x32\x1d.paceline.v1.SpeculativeStats\x12(\n\x06rounds\x18\t \x03(\x0b\x32\x18.paceline.v1.RoundRecord\x12\x15\n\rrounds_elided\x18\n \x01(\r\x12\'\n\x08\x64\x65\x63ision\x18\x0b \x01(\x0b\x32\x15.paceline.v1.Decision\x12\x0e\n\x06tenant\x18\x0c \x01(\t\"E\n\x14ListRequestsResponse\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.RequestSummary\"\x8f\x01\n\nPolicyRule\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12)\n\x06\x61\x63tion\x18\x04 \x01(\x0e\x32\x19.paceline.v1.PolicyAction\x12\t\n\x01k\x18\x05 \x01(\r\x12\x0c\n\x04note\x18\x06 \x01(\t\x12\x0e\n\x06set_at\x18\x07 \x01(\x01\"\'\n\x10GetPolicyRequest\x12\x13\n\x0b\x61udit_limit\x18\x01 \x01(\r\"\xe6\x01\n\x11GetPolicyResponse\x12&\n\x05rules\x18\x01 \x03(\x0b\x32\x17.paceline.v1.PolicyRule\x12(\n\x06guards\x18\x02 \x03(\x0b\x32\x18.paceline.v1.GuardStatus\x12/\n\x07holdout\x18\x03 \x03(\x0b\x32\x1e.paceline.v1.HoldoutComparison\x12\'\n\x05\x61udit\x18\x04 \x03(\x0b\x32\x18.paceline.v1.AuditRecord\x12\x15\n\rholdout_share\x18\x05 \x01(\x01\x12\x0e\n\x06ledger\x18\x06 \x01(\t\"\xa6\x01\n\x0bGuardStatus\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\r\n\x05since\x18\x04 \x01(\x01\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x10\n\x08switches\x18\x06 \x01(\r\x12\x17\n\nacceptance\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08requests\x18\x08 \x01(\x04\x42\r\n\x0b_acceptance\"\xc8\x01\n\x11HoldoutComparison\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x0e\n\x06metric\x18\x02 \x01(\t\x12\x10\n\x08quantile\x18\x03 \x01(\x01\x12\x15\n\rspeculative_s\x18\x04 \x01(\x01\x12\x0f\n\x07plain_s\x18\x05 \x01(\x01\x12\x11\n\tratio_low\x18\x06 \x01(\x01\x12\x12\n\nratio_high\x18\x07 \x01(\x01\x12\x1c\n\x14speculative_requests\x18\x08 \x01(\x04\x12\x16\n\x0eplain_requests\x18\t \x01(\x04\"G\n\x0b\x41uditRecord\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\r\n\x05words\x18\x04 \x01(\t\"=\n\x14SetPolicyRuleRequest\x12%\n\x04rule\x18\x01 \x01(\x0b\x32\x17.paceline.v1.PolicyRule\"?\n\x15SetPolicyRuleResponse\x12&\n\x05rules\x18\x01 \x03(\x0b\x32\x17.paceline.v1.PolicyRule\"H\n\x17RemovePolicyRuleRequest\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\"S\n\x18RemovePolicyRuleResponse\x12&\n\x05rules\x18\x01 \x03(\x0b\x32\x17.paceline.v1.PolicyRule\x12\x0f\n\x07removed\x18\x02 \x01(\x08*\x7f\n\x0cPolicyAction\x12\x1d\n\x19POLICY_ACTION_UNSPECIFIED\x10\x00\x12\x17\n\x13POLICY_ACTION_PLAIN\x10\x01\x12\x1d\n\x19POLICY_ACTION_SPECULATIVE\x10\x02\x12\x18\n\x14POLICY_ACTION_FORBID\x10\x03\x32\x8c\x04\n\rRouterService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12V\n\rGetServerInfo\x12!.paceline.v1.GetServerInfoRequest\x1a\".paceline.v1.GetServerInfoResponse\x12S\n\x0cListRequests\x12 .paceline.v1.ListRequestsRequest\x1a!.paceline.v1.ListRequestsResponse\x12J\n\tGetPolicy\x12\x1d.paceline.v1.GetPolicyRequest\x1a\x1e.paceline.v1.GetPolicyResponse\x12V\n\rSetPolicyRule\x12!.paceline.v1.SetPolicyRuleRequest\x1a\".paceline.v1.SetPolicyRuleResponse\x12_\n\x10RemovePolicyRule\x12$.paceline.v1.RemovePolicyRuleRequest\x1a%.paceline.v1.RemovePolicyRuleResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GENERATEREQUEST_METADATAENTRY']._loaded_options = None
+  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_options = b'8\001'
+  _globals['_POLICYACTION']._serialized_start=3707
+  _globals['_POLICYACTION']._serialized_end=3834
   _globals['_CHATMESSAGE']._serialized_start=67
   _globals['_CHATMESSAGE']._serialized_end=111
   _globals['_CHATINPUT']._serialized_start=113
@@ -41,27 +45,51 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODINGOVERRIDE']._serialized_start=198
   _globals['_DECODINGOVERRIDE']._serialized_end=354
   _globals['_GENERATEREQUEST']._serialized_start=357
-  _globals['_GENERATEREQUEST']._serialized_end=749
-  _globals['_GENERATERESPONSE']._serialized_start=752
-  _globals['_GENERATERESPONSE']._serialized_end=924
-  _globals['_GENERATESTARTED']._serialized_start=927
-  _globals['_GENERATESTARTED']._serialized_end=1071
-  _globals['_GENERATECHUNK']._serialized_start=1073
-  _globals['_GENERATECHUNK']._serialized_end=1169
-  _globals['_USAGE']._serialized_start=1171
-  _globals['_USAGE']._serialized_end=1258
-  _globals['_GENERATEFINISHED']._serialized_start=1261
-  _globals['_GENERATEFINISHED']._serialized_end=1567
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=1569
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=1591
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=1594
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=1782
-  _globals['_LISTREQUESTSREQUEST']._serialized_start=1784
-  _globals['_LISTREQUESTSREQUEST']._serialized_end=1840
-  _globals['_REQUESTSUMMARY']._serialized_start=1843
-  _globals['_REQUESTSUMMARY']._serialized_end=2157
-  _globals['_LISTREQUESTSRESPONSE']._serialized_start=2159
-  _globals['_LISTREQUESTSRESPONSE']._serialized_end=2228
-  _globals['_ROUTERSERVICE']._serialized_start=2231
-  _globals['_ROUTERSERVICE']._serialized_end=2494
+  _globals['_GENERATEREQUEST']._serialized_end=860
+  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_start=789
+  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_end=836
+  _globals['_GENERATERESPONSE']._serialized_start=863
+  _globals['_GENERATERESPONSE']._serialized_end=1035
+  _globals['_GENERATESTARTED']._serialized_start=1038
+  _globals['_GENERATESTARTED']._serialized_end=1223
+  _globals['_DECISION']._serialized_start=1225
+  _globals['_DECISION']._serialized_end=1339
+  _globals['_GENERATECHUNK']._serialized_start=1341
+  _globals['_GENERATECHUNK']._serialized_end=1437
+  _globals['_USAGE']._serialized_start=1439
+  _globals['_USAGE']._serialized_end=1526
+  _globals['_GENERATEFINISHED']._serialized_start=1529
+  _globals['_GENERATEFINISHED']._serialized_end=1835
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=1837
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=1859
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=1862
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=2050
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=2052
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=2108
+  _globals['_REQUESTSUMMARY']._serialized_start=2111
+  _globals['_REQUESTSUMMARY']._serialized_end=2482
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=2484
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=2553
+  _globals['_POLICYRULE']._serialized_start=2556
+  _globals['_POLICYRULE']._serialized_end=2699
+  _globals['_GETPOLICYREQUEST']._serialized_start=2701
+  _globals['_GETPOLICYREQUEST']._serialized_end=2740
+  _globals['_GETPOLICYRESPONSE']._serialized_start=2743
+  _globals['_GETPOLICYRESPONSE']._serialized_end=2973
+  _globals['_GUARDSTATUS']._serialized_start=2976
+  _globals['_GUARDSTATUS']._serialized_end=3142
+  _globals['_HOLDOUTCOMPARISON']._serialized_start=3145
+  _globals['_HOLDOUTCOMPARISON']._serialized_end=3345
+  _globals['_AUDITRECORD']._serialized_start=3347
+  _globals['_AUDITRECORD']._serialized_end=3418
+  _globals['_SETPOLICYRULEREQUEST']._serialized_start=3420
+  _globals['_SETPOLICYRULEREQUEST']._serialized_end=3481
+  _globals['_SETPOLICYRULERESPONSE']._serialized_start=3483
+  _globals['_SETPOLICYRULERESPONSE']._serialized_end=3546
+  _globals['_REMOVEPOLICYRULEREQUEST']._serialized_start=3548
+  _globals['_REMOVEPOLICYRULEREQUEST']._serialized_end=3620
+  _globals['_REMOVEPOLICYRULERESPONSE']._serialized_start=3622
+  _globals['_REMOVEPOLICYRULERESPONSE']._serialized_end=3705
+  _globals['_ROUTERSERVICE']._serialized_start=3837
+  _globals['_ROUTERSERVICE']._serialized_end=4361
 # @@protoc_insertion_point(module_scope)

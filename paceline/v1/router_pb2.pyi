@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from paceline.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _PolicyAction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PolicyActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PolicyAction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POLICY_ACTION_UNSPECIFIED: _PolicyAction.ValueType  # 0
+    """Never sent."""
+    POLICY_ACTION_PLAIN: _PolicyAction.ValueType  # 1
+    """Decode plainly."""
+    POLICY_ACTION_SPECULATIVE: _PolicyAction.ValueType  # 2
+    """Decode speculatively, whatever the guard says."""
+    POLICY_ACTION_FORBID: _PolicyAction.ValueType  # 3
+    """Never choose the drafter."""
+
+class PolicyAction(_PolicyAction, metaclass=_PolicyActionEnumTypeWrapper):
+    """What a rule of an operator says."""
+
+POLICY_ACTION_UNSPECIFIED: PolicyAction.ValueType  # 0
+"""Never sent."""
+POLICY_ACTION_PLAIN: PolicyAction.ValueType  # 1
+"""Decode plainly."""
+POLICY_ACTION_SPECULATIVE: PolicyAction.ValueType  # 2
+"""Decode speculatively, whatever the guard says."""
+POLICY_ACTION_FORBID: PolicyAction.ValueType  # 3
+"""Never choose the drafter."""
+Global___PolicyAction: _TypeAlias = PolicyAction  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
@@ -142,6 +171,26 @@ class GenerateRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TEXT_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
@@ -155,6 +204,7 @@ class GenerateRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Raw text, tokenised as it is, without a chat template."""
     max_tokens: _builtins.int
@@ -197,6 +247,12 @@ class GenerateRequest(_message.Message):
     def decoding(self) -> Global___DecodingOverride:
         """Default: automatic."""
 
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Anything that the operator's rules may go by, for example {"app": "invoices"}. At most 32 entries of 128 characters
+        each. Default none.
+        """
+
     def __init__(
         self,
         *,
@@ -213,10 +269,11 @@ class GenerateRequest(_message.Message):
         request_id: _builtins.str = ...,
         tenant: _builtins.str = ...,
         priority: _builtins.int = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "chat", b"chat", "decoding", b"decoding", "input", b"input", "max_tokens", b"max_tokens", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "chat", b"chat", "decoding", b"decoding", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "task_type", b"task_type", "tenant", b"tenant", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "chat", b"chat", "decoding", b"decoding", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "metadata", b"metadata", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "task_type", b"task_type", "tenant", b"tenant", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -279,6 +336,7 @@ class GenerateStarted(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As given or made."""
     task_type: _builtins.str
@@ -293,6 +351,10 @@ class GenerateStarted(_message.Message):
     def plan(self) -> _common_pb2.Plan:
         """How it will be decoded, and why."""
 
+    @_builtins.property
+    def decision(self) -> Global___Decision:
+        """How the plan came about."""
+
     def __init__(
         self,
         *,
@@ -302,14 +364,53 @@ class GenerateStarted(_message.Message):
         prompt_tokens: _builtins.int = ...,
         seed: _builtins.int = ...,
         trace_id: _builtins.str = ...,
+        decision: Global___Decision | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "seed", b"seed", "task_type", b"task_type", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "plan", b"plan", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "seed", b"seed", "task_type", b"task_type", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateStarted: _TypeAlias = GenerateStarted  # noqa: Y015
+
+@_typing.final
+class Decision(_message.Message):
+    """How a plan came about."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARM_FIELD_NUMBER: _builtins.int
+    TASK_ORIGIN_FIELD_NUMBER: _builtins.int
+    TASK_CONFIDENCE_FIELD_NUMBER: _builtins.int
+    CONSIDERED_FIELD_NUMBER: _builtins.int
+    arm: _builtins.str
+    """auto, holdout, off, probe, ineligible, asked or pinned."""
+    task_origin: _builtins.str
+    """Where the type of task comes from, in words."""
+    task_confidence: _builtins.float
+    """Chance that a classified type of task is right; absent where it was not classified."""
+    @_builtins.property
+    def considered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What was looked at on the way to the plan, in order, in words."""
+
+    def __init__(
+        self,
+        *,
+        arm: _builtins.str = ...,
+        task_origin: _builtins.str = ...,
+        task_confidence: _builtins.float | None = ...,
+        considered: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_task_confidence", b"_task_confidence", "task_confidence", b"task_confidence"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_task_confidence", b"_task_confidence", "arm", b"arm", "considered", b"considered", "task_confidence", b"task_confidence", "task_origin", b"task_origin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__task_confidence: _TypeAlias = _typing.Literal["task_confidence"]  # noqa: Y015
+    _WhichOneofArgType__task_confidence: _TypeAlias = _typing.Literal["_task_confidence", b"_task_confidence"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__task_confidence) -> _WhichOneofReturnType__task_confidence | None: ...
+
+Global___Decision: _TypeAlias = Decision  # noqa: Y015
 
 @_typing.final
 class GenerateChunk(_message.Message):
@@ -546,6 +647,8 @@ class RequestSummary(_message.Message):
     SPECULATIVE_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
     ROUNDS_ELIDED_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Its id."""
     trace_id: _builtins.str
@@ -556,6 +659,8 @@ class RequestSummary(_message.Message):
     """Finish reason in words, or the error's code."""
     rounds_elided: _builtins.int
     """Rounds left out of the list."""
+    tenant: _builtins.str
+    """Whose request it was."""
     @_builtins.property
     def plan(self) -> _common_pb2.Plan:
         """Plan and reason."""
@@ -576,6 +681,10 @@ class RequestSummary(_message.Message):
     def rounds(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.RoundRecord]:
         """Its first rounds, at most 512."""
 
+    @_builtins.property
+    def decision(self) -> Global___Decision:
+        """How the plan came about."""
+
     def __init__(
         self,
         *,
@@ -589,10 +698,12 @@ class RequestSummary(_message.Message):
         speculative: _common_pb2.SpeculativeStats | None = ...,
         rounds: _abc.Iterable[_common_pb2.RoundRecord] | None = ...,
         rounds_elided: _builtins.int = ...,
+        decision: Global___Decision | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "speculative", b"speculative", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "plan", b"plan", "speculative", b"speculative", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "plan", b"plan", "request_id", b"request_id", "rounds", b"rounds", "rounds_elided", b"rounds_elided", "speculative", b"speculative", "task_type", b"task_type", "timings", b"timings", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "outcome", b"outcome", "plan", b"plan", "request_id", b"request_id", "rounds", b"rounds", "rounds_elided", b"rounds_elided", "speculative", b"speculative", "task_type", b"task_type", "tenant", b"tenant", "timings", b"timings", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -621,3 +732,367 @@ class ListRequestsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListRequestsResponse: _TypeAlias = ListRequestsResponse  # noqa: Y015
+
+@_typing.final
+class PolicyRule(_message.Message):
+    """A rule of an operator; it holds for all routers that share a ledger until it is removed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    DRAFTER_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    K_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    SET_AT_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    """Type of task; empty: all."""
+    tenant: _builtins.str
+    """Tenant; empty: all."""
+    drafter: _builtins.str
+    """Drafter; empty: all. With speculative: the one to use."""
+    action: Global___PolicyAction.ValueType
+    """What it says."""
+    k: _builtins.int
+    """Most draft tokens a round, 1 to 64; only with speculative. Default: the table's."""
+    note: _builtins.str
+    """Why, for people."""
+    set_at: _builtins.float
+    """Unix time at which it was set; set by the server."""
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        drafter: _builtins.str = ...,
+        action: Global___PolicyAction.ValueType = ...,
+        k: _builtins.int = ...,
+        note: _builtins.str = ...,
+        set_at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "drafter", b"drafter", "k", b"k", "note", b"note", "set_at", b"set_at", "task", b"task", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyRule: _TypeAlias = PolicyRule  # noqa: Y015
+
+@_typing.final
+class GetPolicyRequest(_message.Message):
+    """Which part."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUDIT_LIMIT_FIELD_NUMBER: _builtins.int
+    audit_limit: _builtins.int
+    """At most so many audit records, newest first; 0: 20."""
+    def __init__(
+        self,
+        *,
+        audit_limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_limit", b"audit_limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPolicyRequest: _TypeAlias = GetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class GetPolicyResponse(_message.Message):
+    """The policy as it stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RULES_FIELD_NUMBER: _builtins.int
+    GUARDS_FIELD_NUMBER: _builtins.int
+    HOLDOUT_FIELD_NUMBER: _builtins.int
+    AUDIT_FIELD_NUMBER: _builtins.int
+    HOLDOUT_SHARE_FIELD_NUMBER: _builtins.int
+    LEDGER_FIELD_NUMBER: _builtins.int
+    holdout_share: _builtins.float
+    """Share of eligible requests in the holdout."""
+    ledger: _builtins.str
+    """Where the ledger is, and since when it is away, in words."""
+    @_builtins.property
+    def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyRule]:
+        """Rules of operators."""
+
+    @_builtins.property
+    def guards(self) -> _containers.RepeatedCompositeFieldContainer[Global___GuardStatus]:
+        """Guards of all types of task and drafters seen."""
+
+    @_builtins.property
+    def holdout(self) -> _containers.RepeatedCompositeFieldContainer[Global___HoldoutComparison]:
+        """Speculative requests against the holdout."""
+
+    @_builtins.property
+    def audit(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditRecord]:
+        """What was switched, newest first."""
+
+    def __init__(
+        self,
+        *,
+        rules: _abc.Iterable[Global___PolicyRule] | None = ...,
+        guards: _abc.Iterable[Global___GuardStatus] | None = ...,
+        holdout: _abc.Iterable[Global___HoldoutComparison] | None = ...,
+        audit: _abc.Iterable[Global___AuditRecord] | None = ...,
+        holdout_share: _builtins.float = ...,
+        ledger: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "guards", b"guards", "holdout", b"holdout", "holdout_share", b"holdout_share", "ledger", b"ledger", "rules", b"rules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPolicyResponse: _TypeAlias = GetPolicyResponse  # noqa: Y015
+
+@_typing.final
+class GuardStatus(_message.Message):
+    """Whether speculation is on for a type of task and a drafter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    DRAFTER_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SWITCHES_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    """Type of task."""
+    drafter: _builtins.str
+    """Name of the drafter."""
+    state: _builtins.str
+    """on, off or half-open."""
+    since: _builtins.float
+    """Unix time of the last switch; 0: never switched."""
+    reason: _builtins.str
+    """Why, in words."""
+    switches: _builtins.int
+    """Times it was switched on or off."""
+    acceptance: _builtins.float
+    """Accepted over drafted in the last 24 hours; absent without drafts."""
+    requests: _builtins.int
+    """Requests with drafts in the last 24 hours."""
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        drafter: _builtins.str = ...,
+        state: _builtins.str = ...,
+        since: _builtins.float = ...,
+        reason: _builtins.str = ...,
+        switches: _builtins.int = ...,
+        acceptance: _builtins.float | None = ...,
+        requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "acceptance", b"acceptance"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "acceptance", b"acceptance", "drafter", b"drafter", "reason", b"reason", "requests", b"requests", "since", b"since", "state", b"state", "switches", b"switches", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__acceptance: _TypeAlias = _typing.Literal["acceptance"]  # noqa: Y015
+    _WhichOneofArgType__acceptance: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__acceptance) -> _WhichOneofReturnType__acceptance | None: ...
+
+Global___GuardStatus: _TypeAlias = GuardStatus  # noqa: Y015
+
+@_typing.final
+class HoldoutComparison(_message.Message):
+    """One quantile of one time of one type of task."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    QUANTILE_FIELD_NUMBER: _builtins.int
+    SPECULATIVE_S_FIELD_NUMBER: _builtins.int
+    PLAIN_S_FIELD_NUMBER: _builtins.int
+    RATIO_LOW_FIELD_NUMBER: _builtins.int
+    RATIO_HIGH_FIELD_NUMBER: _builtins.int
+    SPECULATIVE_REQUESTS_FIELD_NUMBER: _builtins.int
+    PLAIN_REQUESTS_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    """Type of task."""
+    metric: _builtins.str
+    """ttft, gap, pause or total."""
+    quantile: _builtins.float
+    """0.5, 0.95 or 0.99."""
+    speculative_s: _builtins.float
+    """Of speculative requests, in seconds."""
+    plain_s: _builtins.float
+    """Of those decoded plainly by lot, in seconds."""
+    ratio_low: _builtins.float
+    """Lower bound of speculative over plain, valid however often one looks; 0 where nothing is known yet."""
+    ratio_high: _builtins.float
+    """Upper bound; infinite where nothing is known yet."""
+    speculative_requests: _builtins.int
+    """Speculative requests."""
+    plain_requests: _builtins.int
+    """Plain ones."""
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        metric: _builtins.str = ...,
+        quantile: _builtins.float = ...,
+        speculative_s: _builtins.float = ...,
+        plain_s: _builtins.float = ...,
+        ratio_low: _builtins.float = ...,
+        ratio_high: _builtins.float = ...,
+        speculative_requests: _builtins.int = ...,
+        plain_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metric", b"metric", "plain_requests", b"plain_requests", "plain_s", b"plain_s", "quantile", b"quantile", "ratio_high", b"ratio_high", "ratio_low", b"ratio_low", "speculative_requests", b"speculative_requests", "speculative_s", b"speculative_s", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldoutComparison: _TypeAlias = HoldoutComparison  # noqa: Y015
+
+@_typing.final
+class AuditRecord(_message.Message):
+    """Something that changed what is decided."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
+    at: _builtins.float
+    """Unix time."""
+    kind: _builtins.str
+    """guard or rule."""
+    subject: _builtins.str
+    """What it is about, for example "code/ngram"."""
+    words: _builtins.str
+    """What happened and why."""
+    def __init__(
+        self,
+        *,
+        at: _builtins.float = ...,
+        kind: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        words: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "kind", b"kind", "subject", b"subject", "words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditRecord: _TypeAlias = AuditRecord  # noqa: Y015
+
+@_typing.final
+class SetPolicyRuleRequest(_message.Message):
+    """A rule to set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RULE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rule(self) -> Global___PolicyRule:
+        """The rule."""
+
+    def __init__(
+        self,
+        *,
+        rule: Global___PolicyRule | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPolicyRuleRequest: _TypeAlias = SetPolicyRuleRequest  # noqa: Y015
+
+@_typing.final
+class SetPolicyRuleResponse(_message.Message):
+    """The rules in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RULES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyRule]:
+        """All of them."""
+
+    def __init__(
+        self,
+        *,
+        rules: _abc.Iterable[Global___PolicyRule] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rules", b"rules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPolicyRuleResponse: _TypeAlias = SetPolicyRuleResponse  # noqa: Y015
+
+@_typing.final
+class RemovePolicyRuleRequest(_message.Message):
+    """The scope of the rule to take away."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    DRAFTER_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    """As in the rule."""
+    tenant: _builtins.str
+    """As in the rule."""
+    drafter: _builtins.str
+    """As in the rule."""
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        drafter: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "task", b"task", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemovePolicyRuleRequest: _TypeAlias = RemovePolicyRuleRequest  # noqa: Y015
+
+@_typing.final
+class RemovePolicyRuleResponse(_message.Message):
+    """The rules in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RULES_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    removed: _builtins.bool
+    """Whether there was such a rule."""
+    @_builtins.property
+    def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyRule]:
+        """All of them."""
+
+    def __init__(
+        self,
+        *,
+        rules: _abc.Iterable[Global___PolicyRule] | None = ...,
+        removed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["removed", b"removed", "rules", b"rules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemovePolicyRuleResponse: _TypeAlias = RemovePolicyRuleResponse  # noqa: Y015

@@ -50,6 +50,21 @@ class RouterServiceStub(object):
                 request_serializer=paceline_dot_v1_dot_router__pb2.ListRequestsRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_router__pb2.ListRequestsResponse.FromString,
                 _registered_method=True)
+        self.GetPolicy = channel.unary_unary(
+                '/paceline.v1.RouterService/GetPolicy',
+                request_serializer=paceline_dot_v1_dot_router__pb2.GetPolicyRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_router__pb2.GetPolicyResponse.FromString,
+                _registered_method=True)
+        self.SetPolicyRule = channel.unary_unary(
+                '/paceline.v1.RouterService/SetPolicyRule',
+                request_serializer=paceline_dot_v1_dot_router__pb2.SetPolicyRuleRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_router__pb2.SetPolicyRuleResponse.FromString,
+                _registered_method=True)
+        self.RemovePolicyRule = channel.unary_unary(
+                '/paceline.v1.RouterService/RemovePolicyRule',
+                request_serializer=paceline_dot_v1_dot_router__pb2.RemovePolicyRuleRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_router__pb2.RemovePolicyRuleResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer(object):
@@ -77,6 +92,27 @@ class RouterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetPolicy(self, request, context):
+        """What the policy decides by: rules, guards, holdout, and what was switched when and why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicyRule(self, request, context):
+        """Adds a rule of an operator, or replaces the one of the same scope.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemovePolicyRule(self, request, context):
+        """Takes a rule of an operator away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +130,21 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.ListRequests,
                     request_deserializer=paceline_dot_v1_dot_router__pb2.ListRequestsRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_router__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'GetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPolicy,
+                    request_deserializer=paceline_dot_v1_dot_router__pb2.GetPolicyRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_router__pb2.GetPolicyResponse.SerializeToString,
+            ),
+            'SetPolicyRule': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicyRule,
+                    request_deserializer=paceline_dot_v1_dot_router__pb2.SetPolicyRuleRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_router__pb2.SetPolicyRuleResponse.SerializeToString,
+            ),
+            'RemovePolicyRule': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemovePolicyRule,
+                    request_deserializer=paceline_dot_v1_dot_router__pb2.RemovePolicyRuleRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_router__pb2.RemovePolicyRuleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +229,87 @@ class RouterService(object):
             '/paceline.v1.RouterService/ListRequests',
             paceline_dot_v1_dot_router__pb2.ListRequestsRequest.SerializeToString,
             paceline_dot_v1_dot_router__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.RouterService/GetPolicy',
+            paceline_dot_v1_dot_router__pb2.GetPolicyRequest.SerializeToString,
+            paceline_dot_v1_dot_router__pb2.GetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicyRule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.RouterService/SetPolicyRule',
+            paceline_dot_v1_dot_router__pb2.SetPolicyRuleRequest.SerializeToString,
+            paceline_dot_v1_dot_router__pb2.SetPolicyRuleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemovePolicyRule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.RouterService/RemovePolicyRule',
+            paceline_dot_v1_dot_router__pb2.RemovePolicyRuleRequest.SerializeToString,
+            paceline_dot_v1_dot_router__pb2.RemovePolicyRuleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,12 @@ class RouterServiceStub:
     """What this server serves and how it is set."""
     ListRequests: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListRequestsRequest, _router_pb2.ListRequestsResponse]
     """The last requests with their plans and rounds; no prompt and no output text."""
+    GetPolicy: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetPolicyRequest, _router_pb2.GetPolicyResponse]
+    """What the policy decides by: rules, guards, holdout, and what was switched when and why."""
+    SetPolicyRule: _grpc.UnaryUnaryMultiCallable[_router_pb2.SetPolicyRuleRequest, _router_pb2.SetPolicyRuleResponse]
+    """Adds a rule of an operator, or replaces the one of the same scope."""
+    RemovePolicyRule: _grpc.UnaryUnaryMultiCallable[_router_pb2.RemovePolicyRuleRequest, _router_pb2.RemovePolicyRuleResponse]
+    """Takes a rule of an operator away."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -51,6 +57,12 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """What this server serves and how it is set."""
     ListRequests: _aio.UnaryUnaryMultiCallable[_router_pb2.ListRequestsRequest, _router_pb2.ListRequestsResponse]  # type: ignore[assignment]
     """The last requests with their plans and rounds; no prompt and no output text."""
+    GetPolicy: _aio.UnaryUnaryMultiCallable[_router_pb2.GetPolicyRequest, _router_pb2.GetPolicyResponse]  # type: ignore[assignment]
+    """What the policy decides by: rules, guards, holdout, and what was switched when and why."""
+    SetPolicyRule: _aio.UnaryUnaryMultiCallable[_router_pb2.SetPolicyRuleRequest, _router_pb2.SetPolicyRuleResponse]  # type: ignore[assignment]
+    """Adds a rule of an operator, or replaces the one of the same scope."""
+    RemovePolicyRule: _aio.UnaryUnaryMultiCallable[_router_pb2.RemovePolicyRuleRequest, _router_pb2.RemovePolicyRuleResponse]  # type: ignore[assignment]
+    """Takes a rule of an operator away."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """The front door: text in, a stream of text out."""
@@ -78,5 +90,29 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.ListRequestsResponse, _abc.Awaitable[_router_pb2.ListRequestsResponse]]:
         """The last requests with their plans and rounds; no prompt and no output text."""
+
+    @_abc_1.abstractmethod
+    def GetPolicy(
+        self,
+        request: _router_pb2.GetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.GetPolicyResponse, _abc.Awaitable[_router_pb2.GetPolicyResponse]]:
+        """What the policy decides by: rules, guards, holdout, and what was switched when and why."""
+
+    @_abc_1.abstractmethod
+    def SetPolicyRule(
+        self,
+        request: _router_pb2.SetPolicyRuleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.SetPolicyRuleResponse, _abc.Awaitable[_router_pb2.SetPolicyRuleResponse]]:
+        """Adds a rule of an operator, or replaces the one of the same scope."""
+
+    @_abc_1.abstractmethod
+    def RemovePolicyRule(
+        self,
+        request: _router_pb2.RemovePolicyRuleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.RemovePolicyRuleResponse, _abc.Awaitable[_router_pb2.RemovePolicyRuleResponse]]:
+        """Takes a rule of an operator away."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

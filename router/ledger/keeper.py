@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from router.ledger.book import Book, Cell
@@ -29,6 +29,8 @@ STEP_S = 1.0
 _FORGET_EVERY_S = 600.0
 
 T = TypeVar("T")
+Bins = Mapping[tuple[str, int], int]
+"""How many requests had a time in a bin: (name of the time, bin)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Update:
     group: Group
     at: float
     row: Row
+    bins: Bins = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,9 @@ class Judge(Protocol):
 
     def restore(self, document: str) -> None:
         """Go on from a state that ``step`` gave once."""
+
+    def observe(self, group: Group, row: Row, bins: Bins) -> None:
+        """Sums of one request or several."""
 
     def step(self, book: Book, now: float) -> tuple[str, Sequence[Audit]] | None:
         """The new state and what was decided; None where nothing changed."""
@@ -150,6 +156,19 @@ class Keeper:
         self._inbox.put(put)
         return done
 
+    def replace_document(
+        self, name: str, expected: str, value: str, audits: Sequence[Audit]
+    ) -> "Future[tuple[bool, str]]":
+        """Replace a document if it is ``expected`` ("" if there is none); whether it was, and what it is now."""
+
+        def replace(_book: Book, _now: float) -> tuple[bool, str]:
+            if self._documents.get(name, "") != expected:
+                return False, self._documents.get(name, "")
+            self._put_document(name, value, audits)
+            return True, value
+
+        return self.call(replace)
+
     def audits(self, limit: int) -> "Future[list[Audit]]":
         """Newest first, those on disk."""
         return self.call(lambda _book, _now: self._store.audits(limit))
@@ -197,6 +216,8 @@ class Keeper:
                 for cell in self._book.add(update.group, update.at, update.row):
                     self._row_versions[cell] = self._version
                     self._dirty.add(cell)
+                for judge in self._judges:
+                    judge.observe(update.group, update.row, update.bins)
             self._sources[batch.source] = batch.number
             self._dirty_sources.add(batch.source)
         self._unwritten.append(done)

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from router.ledger.book import MINUTE_S, Book
 from router.ledger.group import Group
-from router.ledger.keeper import Batch, Keeper, News, Update
+from router.ledger.keeper import Batch, Bins, Keeper, News, Update
+from router.ledger.store import Audit
 from router.ledger.sums import Row
 
 _logger = logging.getLogger(__name__)
@@ -22,10 +23,17 @@ _logger = logging.getLogger(__name__)
 EXCHANGE_S = 0.25
 """Between two exchanges with the writer; with its own flush it stays under the second that a kill may cost."""
 _MAX_PAUSE_S = 5.0
+_NO_BINS: Bins = {}
 
 
 class Writer(Protocol):
     """The ledger's writer: a keeper in this process or one behind a socket."""
+
+    async def put_document(self, name: str, expected: str, value: str, audit: Audit) -> tuple[bool, str]:
+        """Replace a document if it is ``expected``; whether it was, and what it is now. Raises OSError when away."""
+
+    async def audits(self, limit: int) -> list[Audit]:
+        """Newest first. Raises OSError when away."""
 
     async def exchange(self, batch: Batch | None, epoch: str, since: int) -> News:
         """Hand over ``batch`` and hear what changed behind version ``since`` of ``epoch``. Raises OSError when away."""
@@ -42,6 +50,14 @@ class OwnKeeper:
         if batch is not None:
             await asyncio.wrap_future(self._keeper.take(batch))
         return await asyncio.wrap_future(self._keeper.news(epoch, since))
+
+    async def put_document(self, name: str, expected: str, value: str, audit: Audit) -> tuple[bool, str]:
+        """See ``Writer``."""
+        return await asyncio.wrap_future(self._keeper.replace_document(name, expected, value, [audit]))
+
+    async def audits(self, limit: int) -> list[Audit]:
+        """See ``Writer``."""
+        return await asyncio.wrap_future(self._keeper.audits(limit))
 
 
 class Memory:
@@ -60,14 +76,24 @@ class Memory:
         self._told = Book()
         self._sent = Book()
         self._new = Book()
+        self._sent_bins: dict[Group, dict[tuple[str, int], int]] = {}
+        self._new_bins: dict[Group, dict[tuple[str, int], int]] = {}
         self._number = 0
         self._epoch, self._version = "", 0
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
-    def add(self, group: Group, row: Row) -> None:
+    def now(self) -> float:
+        """Unix time."""
+        return self._clock()
+
+    def add(self, group: Group, row: Row, bins: Bins = _NO_BINS) -> None:
         """What a request, or a part of it, did just now."""
         self._new.add(group, self._clock(), row)
+        if bins:
+            counts = self._new_bins.setdefault(group, {})
+            for key, requests in bins.items():
+                counts[key] = counts.get(key, 0) + requests
 
     def window(self, name: str, chosen: Callable[[Group], bool]) -> Row:
         """Sums of the groups that ``chosen`` is true of, in the last 5m, 1h, 24h or 7d."""
@@ -97,13 +123,14 @@ class Memory:
         """One exchange. Raises OSError when the writer is away; nothing is lost then."""
         if self._is_empty(self._sent) and not self._is_empty(self._new):
             self._sent, self._new = self._new, Book()
+            self._sent_bins, self._new_bins = self._new_bins, {}
             self._number += 1
         batch = None
         if not self._is_empty(self._sent):
-            batch = Batch(self._source, self._number, _updates(self._sent))
+            batch = Batch(self._source, self._number, _updates(self._sent, self._sent_bins))
         news = await self._writer.exchange(batch, self._epoch, self._version)
         # No await from here on: who reads sees either the sums sent or the ones told back, never both.
-        self._sent = Book()
+        self._sent, self._sent_bins = Book(), {}
         if news.epoch != self._epoch:
             self._told = Book()
         self._epoch, self._version = news.epoch, news.version
@@ -141,6 +168,11 @@ class Memory:
         return next(book.groups(), None) is None
 
 
-def _updates(book: Book) -> list[Update]:
-    """The rows of minutes; those of hours are the same sums again."""
-    return [Update(cell.group, cell.start, row) for cell, row in book.items() if cell.span == MINUTE_S]
+def _updates(book: Book, bins: Mapping[Group, Bins]) -> list[Update]:
+    """The rows of minutes; those of hours are the same sums again. A group's bins go with its first row."""
+    left = dict(bins)
+    return [
+        Update(cell.group, cell.start, row, left.pop(cell.group, {}))
+        for cell, row in book.items()
+        if cell.span == MINUTE_S
+    ]

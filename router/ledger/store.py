@@ -18,11 +18,20 @@ import numpy as np
 
 from router.ledger.book import Cell
 from router.ledger.group import GROUP_FIELDS, Group
-from router.ledger.sums import COUNTS, SPEED, TIMES, Row, accepted_by_position, drafted_by_position, no_sums
+from router.ledger.sums import (
+    COUNTS,
+    SPEED,
+    TIMES,
+    YIELD,
+    Row,
+    accepted_by_position,
+    drafted_by_position,
+    no_sums,
+)
 
 _logger = logging.getLogger(__name__)
 
-_SCALARS = (*COUNTS, *TIMES, *SPEED)
+_SCALARS = (*COUNTS, *TIMES, *SPEED, *YIELD)
 
 # Step i takes a file of version i to version i + 1. Steps that were released are never changed.
 MIGRATIONS: tuple[str, ...] = (

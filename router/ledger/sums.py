@@ -30,12 +30,15 @@ SPEED = (
     "timed_token_token",
 )
 """Of requests with decode time: tokens behind the first one, decode time in ticks, and sums of products of the two."""
+YIELD = ("spec_requests", "accepted_accepted", "accepted_drafted", "drafted_drafted")
+"""Of requests that drafted: sums of products of their accepted and drafted tokens, for the spread between requests."""
 MAX_POSITIONS = 16
 """Draft positions kept apart; deeper ones are in the totals only."""
 FIELDS = (
     *COUNTS,
     *TIMES,
     *SPEED,
+    *YIELD,
     *(f"drafted_{j}" for j in range(MAX_POSITIONS)),
     *(f"accepted_{j}" for j in range(MAX_POSITIONS)),
 )
@@ -73,9 +76,9 @@ class RoundSums:
         values = self.values
         values[_ROUNDS] += 1
         values[_EMITTED] += record.committed
-        draft_ns = nanoseconds(record.draft_s)
-        values[_DRAFT_NS] += draft_ns
-        values[_EXPOSED_NS] += draft_ns  # what a round's parts hold of drafting is what it waited for
+        exposed_ns = nanoseconds(record.draft_s)
+        values[_DRAFT_NS] += exposed_ns + nanoseconds(record.hidden_draft_s)
+        values[_EXPOSED_NS] += exposed_ns
         values[_NETWORK_NS] += nanoseconds(record.network_s)
         values[_WAIT_NS] += nanoseconds(record.wait_s)
         values[_VERIFY_NS] += nanoseconds(record.verify_s)
@@ -111,6 +114,14 @@ def add_speed(row: Row, tokens: int, decode_s: float) -> None:
         SPEED, (1, tokens, ticks, ticks * ticks, ticks * tokens, tokens * tokens), strict=True
     ):
         row[AT[name]] += value
+
+
+def add_yield(row: Row, accepted: int, drafted: int) -> None:
+    """What one request's drafting gave."""
+    if drafted:
+        products = (1, accepted * accepted, accepted * drafted, drafted * drafted)
+        for name, value in zip(YIELD, products, strict=True):
+            row[AT[name]] += value
 
 
 def total(rows: Iterable[Row]) -> Row:

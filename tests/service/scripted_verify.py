@@ -249,6 +249,8 @@ def router_config(endpoints: Sequence[str], *settings: str) -> PacelineConfig:
             f'model.name="{tokenizer_dir()}"',
             f"router.verify_endpoints={list(endpoints)}",
             "router.server.port=0",
+            "router.holdout=0",  # no lots: what a test asks for it gets
+            "router.guard.first_share=0",
             *settings,
         ],
     )

@@ -1,0 +1,23 @@
+"""The ledger's writer by the settings, with those who judge by it."""
+
+from paceline.config import RouterConfig
+from router.guard import Guard, GuardRules
+from router.holdout import Holdout
+from router.ledger.keeper import Keeper
+from router.plan import PlanTable
+
+
+def open_keeper(config: RouterConfig) -> Keeper:
+    """A keeper with guard and holdout; ``start`` it. Raises ConfigError for wrong ``router.plans``."""
+    table, guard = PlanTable(config.plans, config.task_types), config.guard
+    rules = GuardRules(
+        off_acceptance=guard.off_acceptance,
+        on_acceptance=guard.on_acceptance,
+        off_speed=guard.off_speed,
+        on_speed=guard.on_speed,
+        cool_down_requests=guard.cool_down_requests,
+        cool_down_s=guard.cool_down_s,
+        probe_share=guard.probe_share,
+        begins_on=lambda task: table.rule(task).mode == "speculative",
+    )
+    return Keeper(config.ledger.path, judges=[Guard(rules), Holdout()])

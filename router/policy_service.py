@@ -1,0 +1,144 @@
+"""The policy, shown and steered: what ``GetPolicy`` and the rules' calls answer."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from paceline.errors import FieldViolation, InvalidRequestError, PeerLostError
+from paceline.ranges import MAX_K
+from paceline.v1 import router_pb2
+from router.accept import RouterParts
+from router.holdout import comparisons_from
+from router.ledger.memory import Memory, Writer
+from router.ledger.store import Audit
+from router.ledger.sums import AT
+from router.rules import Action, Rule, Rules
+
+_DEFAULT_AUDITS = 20
+_ATTEMPTS = 5
+_ACTIONS = {
+    router_pb2.POLICY_ACTION_PLAIN: Action.PLAIN,
+    router_pb2.POLICY_ACTION_SPECULATIVE: Action.SPECULATIVE,
+    router_pb2.POLICY_ACTION_FORBID: Action.FORBID,
+}
+_ACTIONS_BACK = {action: value for value, action in _ACTIONS.items()}
+
+
+class PolicyDesk:
+    """Answers for the policy of one router; changes go through the ledger, so that all routers follow."""
+
+    def __init__(self, parts: RouterParts, writer: Writer, ledger: str) -> None:
+        self._parts = parts
+        self._writer = writer
+        self._ledger = ledger
+
+    async def show(self, request: router_pb2.GetPolicyRequest) -> router_pb2.GetPolicyResponse:
+        """The policy as it stands; without the audit while the ledger is away."""
+        parts = self._parts
+        words = self._ledger
+        audits: list[Audit] = []
+        try:
+            audits = await self._writer.audits(request.audit_limit or _DEFAULT_AUDITS)
+        except OSError as error:
+            words += f"; away: {error}"
+        return router_pb2.GetPolicyResponse(
+            rules=_rules(parts.policy.rules),
+            guards=[self._guard(task, drafter) for task, drafter in sorted(parts.policy.verdicts)],
+            holdout=_comparisons(parts.memory),
+            audit=[
+                router_pb2.AuditRecord(at=a.at, kind=a.kind, subject=a.subject, words=a.words) for a in audits
+            ],
+            holdout_share=parts.config.holdout,
+            ledger=words,
+        )
+
+    async def set(self, rule: router_pb2.PolicyRule) -> list[router_pb2.PolicyRule]:
+        """Adds ``rule``; the rules in force."""
+        wrong = list(_wrong(rule, self._parts.namer.types))
+        if wrong:
+            raise InvalidRequestError(wrong)
+        new = Rule(
+            _ACTIONS[rule.action], rule.task, rule.tenant, rule.drafter, rule.k, rule.note, time.time()
+        )
+        words = f"{new.action.value} for {new.scope}" + (f": {new.note}" if new.note else "")
+        return _rules(await self._change(lambda rules: rules.plus(new), new.scope, words))
+
+    async def remove(
+        self, request: router_pb2.RemovePolicyRuleRequest
+    ) -> tuple[list[router_pb2.PolicyRule], bool]:
+        """Takes the rule of that scope away; the rules in force, and whether there was one."""
+        scope = request.task, request.tenant, request.drafter
+        before = len(list(self._parts.policy.rules))
+        words = (
+            f"rule of task {request.task!r}, tenant {request.tenant!r}, drafter {request.drafter!r} removed"
+        )
+        after = await self._change(lambda rules: rules.without(*scope), "/".join(filter(None, scope)), words)
+        return _rules(after), len(list(after)) < before
+
+    async def _change(self, change: Callable[[Rules], Rules], subject: str, words: str) -> Rules:
+        """Written only over what it was made from: two operators at two routers do not undo each other."""
+        current = self._parts.memory.documents.get("rules", "")
+        audit = Audit(time.time(), "rule", subject, words, {})
+        for _ in range(_ATTEMPTS):
+            wanted = change(Rules.parse(current))
+            try:
+                written, current = await self._writer.put_document("rules", current, wanted.document(), audit)
+            except OSError as error:
+                raise PeerLostError(f"the ledger, which keeps the rules, is away: {error}") from error
+            if written:
+                self._parts.memory.documents["rules"] = current
+                self._parts.policy.learn({"rules": current})
+                return wanted
+        raise PeerLostError("the rules are being changed by others; try again")
+
+    def _guard(self, task: str, drafter: str) -> router_pb2.GuardStatus:
+        verdict = self._parts.policy.verdicts[task, drafter]
+        row = self._parts.memory.window("24h", lambda g: g.task == task and g.drafter == drafter)
+        drafted = int(row[AT["drafted"]])
+        return router_pb2.GuardStatus(
+            task=task,
+            drafter=drafter,
+            state=verdict.state.value,
+            since=verdict.since,
+            reason=verdict.reason,
+            switches=verdict.switches,
+            acceptance=int(row[AT["accepted"]]) / drafted if drafted else None,
+            requests=int(row[AT["spec_requests"]]),
+        )
+
+
+def _wrong(rule: router_pb2.PolicyRule, task_types: Sequence[str]) -> Iterator[FieldViolation]:
+    if rule.action not in _ACTIONS:
+        yield FieldViolation("rule.action", f"{rule.action}; expected plain, speculative or forbid")
+    if rule.task and rule.task not in (*task_types, "unsure"):
+        yield FieldViolation("rule.task", f"{rule.task!r}; expected one of {', '.join(task_types)}, unsure")
+    if rule.action == router_pb2.POLICY_ACTION_PLAIN and rule.drafter:
+        yield FieldViolation("rule.drafter", f"{rule.drafter!r}; plain decoding has none")
+    if rule.k and (rule.action != router_pb2.POLICY_ACTION_SPECULATIVE or rule.k > MAX_K):
+        yield FieldViolation("rule.k", f"{rule.k}; expected 1 to {MAX_K}, only with speculative")
+
+
+def _rules(rules: Rules) -> list[router_pb2.PolicyRule]:
+    return [
+        router_pb2.PolicyRule(
+            task=r.task, tenant=r.tenant, drafter=r.drafter, action=_ACTIONS_BACK[r.action], k=r.k, note=r.note, set_at=r.set_at,
+        )
+        for r in rules
+    ]  # fmt: skip
+
+
+def _comparisons(memory: Memory) -> list[router_pb2.HoldoutComparison]:
+    return [
+        router_pb2.HoldoutComparison(
+            task=c.task,
+            metric=c.metric,
+            quantile=c.p,
+            speculative_s=c.speculative.estimate,
+            plain_s=c.plain.estimate,
+            ratio_low=0.0 if math.isinf(c.plain.high) else c.ratio.low,
+            ratio_high=c.ratio.high,
+            speculative_requests=c.requests[0],
+            plain_requests=c.requests[1],
+        )
+        for c in comparisons_from(memory.documents.get("holdout", "[]"))
+    ]
