@@ -210,6 +210,7 @@ class Run:
             "minutes": round(self.elapsed_s / 60, 2),
             "epoch": self.epoch,
             "answers": len(self.train_answers),
+            "answer_tokens": sum(answer.num_answer for answer in self.train_answers),
             "tokens_per_s": round(tokens_per_s),
             "train_loss": round(train_loss, 4),
             "loss": round(loss / max(count, 1), 4),

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,37 +48,61 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-cost", action="store_true", help="leave the target unloaded")
+    parser.add_argument("--to", type=Path, help="file for the result, as training.card reads it")
     options = parser.parse_args(argv)
-    settings = ModelConfig(name=options.drafter, dtype=options.dtype, threads=options.threads)
     tokenizer = Tokenizer.load(resolve_model_dir(options.target))
-    drafter = load_distilled_drafter("distilled", settings, kv_slots=2, max_context=2048, tokenizer=tokenizer)
-    found: dict[str, Acceptance] = {}
-    played = (
-        _recorded(options.recorded, options.temperature, options.each)
-        if options.recorded
-        else _chosen(options.answers, options.held_out_every, options.each)
+    drafter = load_distilled_drafter(
+        "distilled",
+        ModelConfig(name=options.drafter, dtype=options.dtype, threads=options.threads),
+        kv_slots=2,
+        max_context=2048,
+        tokenizer=tokenizer,
     )
-    for answer in played:
-        counts = found.setdefault(answer.task, Acceptance(k=options.k))
-        _play(drafter, answer, tokenizer.vocab_size, counts)
-    print(f"{'task':20} {'length':>6} {'first':>6}  accepted at each position, of those that reached it")
-    for task, one in sorted(found.items()):
-        print(f"{task:20} {one.mean_length:6.3f} {one.by_position[0]:6.3f}  {_list(one.by_position)}")
-    mean = sum(one.mean_length for one in found.values()) / max(len(found), 1)
-    result = {
-        "drafter": options.drafter,
-        "version": drafter.version,
-        "k": options.k,
-        "mean_length_over_tasks": round(mean, 3),
-        "by_task": {task: round(one.mean_length, 3) for task, one in sorted(found.items())},
-        "by_position": {task: [round(x, 3) for x in one.by_position] for task, one in sorted(found.items())},
-        "bars": {"mean_length_over_tasks": 2.0},
-    }
+    if options.recorded:
+        played = _recorded(options.recorded, options.temperature, options.each)
+    else:
+        played = _chosen(options.answers, options.held_out_every, options.each)
+    result = _result(drafter, played, options.k, tokenizer.vocab_size)
+    result |= {"temperature": options.temperature, "dtype": options.dtype, "answers": len(played)}
+    result["prompts"] = "Spec-Bench" if options.recorded else "held-out"
     if not options.no_cost:
         model = ModelConfig(name=options.target, dtype=options.dtype, threads=options.threads)
         target = load_runner(model, kv_slots=2, max_context=512)
-        result |= _costs(drafter, target, tokenizer.vocab_size)
+        result |= _costs(drafter, target, tokenizer.vocab_size) | {"threads": options.threads}
+    for line in acceptance_table(result):
+        print(line)
+    if options.to:
+        options.to.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print("RESULT " + json.dumps(result))
+
+
+def acceptance_table(result: dict[str, Any]) -> list[str]:
+    """Markdown: accepted length and share accepted at each position (of those that reached it), by task."""
+    k = result["k"]
+    lines = [
+        "| task | accepted length | " + " | ".join(f"position {i + 1}" for i in range(k)) + " |",
+        "|---|---|" + "---|" * k,
+    ]
+    for task, length in result["by_task"].items():
+        shares = " | ".join(f"{share:.3f}" for share in result["by_position"][task])
+        lines.append(f"| {task} | {length:.2f} | {shares} |")
+    lines.append(f"| **mean of the tasks** | **{result['mean_length_over_tasks']:.2f}** |" + " |" * k)
+    return lines
+
+
+def _result(drafter: ModelDrafter, played: "Sequence[_Played]", k: int, vocab_size: int) -> dict[str, Any]:
+    found: dict[str, Acceptance] = {}
+    for answer in played:
+        _play(drafter, answer, vocab_size, found.setdefault(answer.task, Acceptance(k=k)))
+    mean = sum(one.mean_length for one in found.values()) / max(len(found), 1)
+    return {
+        "version": drafter.version,
+        "k": k,
+        "mean_length_over_tasks": round(mean, 3),
+        "by_task": {task: round(one.mean_length, 3) for task, one in sorted(found.items())},
+        "by_position": {task: [round(x, 3) for x in one.by_position] for task, one in sorted(found.items())},
+        "bars": {"mean_length_over_tasks": 2.0, "guess_share": 0.15},
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +163,22 @@ def _play(drafter: ModelDrafter, played: _Played, vocab_size: int, to: Acceptanc
     drafter.close(1)
 
 
+def _guessed(drafter: ModelDrafter, prompt: list[int], k: int, vocab_size: int) -> list[int]:
+    drafter.open(2)
+    guesses = None
+    while not isinstance(guesses, list):
+        guesses = drafter.propose([DraftRequest(2, prompt, len(prompt), _GREEDY, k, vocab_size)])[0]
+    drafter.close(2)
+    return guesses
+
+
 def _costs(drafter: ModelDrafter, target: Runner, vocab_size: int) -> dict[str, float]:
     """Least of many, alternating, context 256: one guess more, and one step of the target with one row; milliseconds."""
-    prompt = [(7919 * i) % vocab_size for i in range(256)]
+    prompt = next(
+        prompt
+        for prompt in ([(7919 * i + start) % vocab_size for i in range(256)] for start in range(1000))
+        if len(_guessed(drafter, prompt, 9, vocab_size)) == 9  # no end of text among them
+    )
     slot = target.kv.acquire()
     assert slot is not None
     with torch.inference_mode():
@@ -166,10 +204,6 @@ def _costs(drafter: ModelDrafter, target: Runner, vocab_size: int) -> dict[str, 
         "target_step_ms": round(whole, 3),
         "guess_share": round(guess / whole, 3),
     }
-
-
-def _list(values: Sequence[float]) -> str:
-    return " ".join(f"{value:.3f}" for value in values)
 
 
 if __name__ == "__main__":

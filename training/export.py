@@ -51,7 +51,12 @@ def export(saved: dict[str, Any], to: Path, *, layer_bits: int = 4, head_bits: i
     if getattr(config, "layer_types", None):
         config.layer_types = ["full_attention"] * saved["layers"]
     config.save_pretrained(to)
-    about = {"target": saved["target"], "held_out": json.loads(saved["line"] or "{}")}
+    about = {
+        "target": saved["target"],
+        "head": len(saved["vocab_ids"]),
+        "bits": f"layers in {layer_bits} bits, head in {head_bits}",
+        "held_out": json.loads(saved["line"] or "{}"),
+    }
     (to / "drafter.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     return (to / "model.safetensors").stat().st_size
 
