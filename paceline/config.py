@@ -12,7 +12,15 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from paceline.errors import ConfigError
 
@@ -42,6 +50,8 @@ class ModelConfig(Section):
 
 
 DEFAULT_TOP_M = 128
+DISTILLED_TARGET = "smollm2"
+"""The target for which a distilled drafter comes with the project."""
 DRAFTER_KINDS = ("ngram", "suffix", "model", "distilled", "cascade", "random", "simulated")
 
 
@@ -312,6 +322,25 @@ class PacelineConfig(Section):
     telemetry: TelemetryConfig = TelemetryConfig()
     cluster: ClusterConfig = ClusterConfig()
     simulation: SimulationConfig = SimulationConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_the_targets_own_drafter(cls, tree: Any) -> Any:
+        """Unless drafters are named, the default target has the one that was distilled for it."""
+        if not isinstance(tree, dict):
+            return tree
+        model, draft = tree.get("model", {}), tree.get("draft", {})
+        if not isinstance(model, dict) or not isinstance(draft, dict):
+            return tree
+        if model.get("name", DISTILLED_TARGET) != DISTILLED_TARGET or "drafters" in draft:
+            return tree
+        drafters = {
+            "cascade": DrafterConfig(kind="cascade", members=("suffix", "distilled")),
+            "suffix": DrafterConfig(kind="suffix"),
+            "distilled": DrafterConfig(kind="distilled"),
+            "ngram": DrafterConfig(kind="ngram"),
+        }
+        return {**tree, "draft": {**draft, "drafters": drafters}}
 
     def to_toml_lines(self, sections: Collection[str] = ()) -> list[str]:
         """Every setting (of ``sections`` where given) as ``section.key = value``, sorted; together they are TOML again.

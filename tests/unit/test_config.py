@@ -196,3 +196,11 @@ def test_no_guess_is_made_where_nothing_is_near():
     with pytest.raises(ConfigError) as caught:
         load_config(None, ["nosuch.key=1"])
     assert "did you mean" not in str(caught.value)
+
+
+def test_the_distilled_drafter_goes_with_its_target():
+    """The default target drafts with the model distilled for it; another target, or drafters named, do without."""
+    assert load_config().draft.drafters["cascade"].members == ("suffix", "distilled")
+    assert "distilled" not in load_config(None, ["model.name=other"]).draft.drafters
+    assert set(load_config(None, ["draft.drafters={ngram={kind='ngram'}}"]).draft.drafters) == {"ngram"}
+    assert "distilled" in load_config(None, ["draft.kv_slots=3"]).draft.drafters
