@@ -65,25 +65,31 @@ class Measured:
 
 
 @contextlib.asynccontextmanager
-async def tiers(settings: Sequence[str]) -> AsyncIterator[verify_pb2_grpc.VerifyServiceStub]:
-    """A draft and a verify process, linked."""
-    common = [*simulated(PAIR, k=K), f"simulation.agreement={AGREEMENT}", *settings]
-    with contextlib.ExitStack() as processes:
-        draft = processes.enter_context(_tier("draft_service", ["draft.server.port=0", *common]))
-        verify = processes.enter_context(
-            _tier("verify_service", ["verify.server.port=0", f'verify.draft_endpoints=["{draft}"]', *common])
-        )
-        async with open_channel(verify) as channel:
-            stub = verify_pb2_grpc.VerifyServiceStub(channel)
+async def tiers(*settings: Sequence[str]) -> AsyncIterator[list[verify_pb2_grpc.VerifyServiceStub]]:
+    """A draft process, and a verify process linked to it for each of ``settings``, all started at once."""
+    common = [*simulated(PAIR, k=K), f"simulation.agreement={AGREEMENT}"]
+    async with contextlib.AsyncExitStack() as stack:
+        draft = stack.enter_context(_tier("draft_service", ["draft.server.port=0", *common, *settings[0]]))
+        endpoint = f'verify.draft_endpoints=["{await asyncio.to_thread(draft)}"]'
+        addresses = [
+            stack.enter_context(_tier("verify_service", ["verify.server.port=0", endpoint, *common, *own]))
+            for own in settings
+        ]
+        stubs = []
+        for address in addresses:
+            channel = await stack.enter_async_context(open_channel(await asyncio.to_thread(address)))
+            stubs.append(verify_pb2_grpc.VerifyServiceStub(channel))
+        for stub in stubs:
             while not (  # noqa: ASYNC110
                 await stub.GetModelInfo(verify_pb2.GetModelInfoRequest())
             ).drafters:
                 await asyncio.sleep(0.05)
-            yield stub
+        yield stubs
 
 
 @contextlib.contextmanager
 def _tier(module: str, settings: Sequence[str]):
+    """A process; gives a function that waits for its address."""
     arguments = [part for setting in settings for part in ("--set", setting)]
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
@@ -91,13 +97,15 @@ def _tier(module: str, settings: Sequence[str]):
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    try:
+
+    def address() -> str:
         for line in process.stdout:
             if line.startswith("listening on "):
-                yield line.split()[-1]
-                break
-        else:
-            raise SystemExit(f"{module} did not start")
+                return line.split()[-1]
+        raise SystemExit(f"{module} did not start")
+
+    try:
+        yield address
     finally:
         process.terminate()
         process.wait()
@@ -125,19 +133,22 @@ SPECULATIVE = Plan.speculative("simulated", K, "benchmark", k_fixed=True)
 async def levels(rtt_ms: float, tokens: int, names: Sequence[str]) -> dict[str, Measured]:
     """The levels take turns, two sequences each, so that a busy moment of the machine hits all alike."""
     found: dict[str, list[RoundRecord]] = {name: [] for name in names}
-    for number in range(2):
-        for name in names:
-            level, fan = LEVELS[name]
-            settings = [
-                f"simulation.rtt_ms={rtt_ms}",
-                f'verify.draft_level="{level}"',
-                f"verify.draft_fan={max(fan, 1)}",
-            ]
-            async with tiers(settings) as stub:
-                await decode(stub, 999, 60, plan=SPECULATIVE)  # warm, and for auto: measured
+    settings = [
+        [
+            f"simulation.rtt_ms={rtt_ms}",
+            f'verify.draft_level="{LEVELS[name][0]}"',
+            f"verify.draft_fan={max(LEVELS[name][1], 1)}",
+        ]
+        for name in names
+    ]
+    async with tiers(*settings) as stubs:
+        for stub in stubs:
+            await decode(stub, 999, 60, plan=SPECULATIVE)  # warm, and for auto: measured
+        for number in range(2):
+            for name, stub in zip(names, stubs, strict=True):
                 rounds = await decode(stub, number, tokens, plan=SPECULATIVE)
-            # The last rounds are cut by max_tokens, and k with them.
-            found[name] += [record for record in rounds[1:-2] if record.drafted == K]
+                # The last rounds are cut by max_tokens, and k with them.
+                found[name] += [record for record in rounds[1:-2] if record.drafted == K]
     return {name: Measured(rounds) for name, rounds in found.items()}
 
 
@@ -159,15 +170,15 @@ def allowed_s(name: str, hit_rate: float, rtt_s: float) -> float:
 async def link_cost(tokens: int) -> dict[str, float]:
     """p50 of a round without any compute: devices that take no time, at 1 and at 32 sequences, in ms."""
     costs = {}
-    for count in (1, 32):
-        async with tiers(["simulation.time_scale=0", 'verify.draft_level="0"']) as stub:
+    async with tiers(["simulation.time_scale=0", 'verify.draft_level="0"']) as (stub,):
+        for count in (1, 32):
             await decode(stub, 0, 20, plan=SPECULATIVE)
             runs = await asyncio.gather(*(decode(stub, n, tokens, plan=SPECULATIVE) for n in range(count)))
-        rounds = [record for run in runs for record in run if record.drafted]
-        costs[f"link_ms_{count}"] = round(1e3 * statistics.median(r.network_s for r in rounds), 3)
-        costs[f"link_and_draft_ms_{count}"] = round(
-            1e3 * statistics.median(r.network_s + r.draft_s for r in rounds), 3
-        )
+            rounds = [record for run in runs for record in run if record.drafted]
+            costs[f"link_ms_{count}"] = round(1e3 * statistics.median(r.network_s for r in rounds), 3)
+            costs[f"link_and_draft_ms_{count}"] = round(
+                1e3 * statistics.median(r.network_s + r.draft_s for r in rounds), 3
+            )
     return costs
 
 
