@@ -2,7 +2,8 @@
 
 A target distribution and a blurred copy of it (the drafter's) for every position; both draw as the real law does. Under
 the coupled law the drafter ranks the target's likely tokens by log q + g, with the noise g that the target will use. Under
-an independent law it can only rank by q.
+the ratio law a guess is kept with min(1, p / q), the correction is drawn from what p has above q, and the drafter, which
+does not know p, can only rank by q.
 """
 
 import math
@@ -23,7 +24,7 @@ def hit_rates(*, positions: int, k: int = 4, seed: int = 5) -> dict[str, dict[st
     found = {}
     for blur, spread in BLURS.items():
         for temperature in TEMPERATURES:
-            for law in ("coupled", "independent") if temperature else ("coupled",):
+            for law in ("coupled", "ratio") if temperature else ("coupled",):
                 name = f"{blur}, T={temperature:g}, {law if temperature else 'greedy'}"
                 found[name] = _rates(positions // k, k, spread, temperature, law, seed)
     return found
@@ -37,7 +38,7 @@ def _rates(rounds: int, k: int, spread: float, temperature: float, law: str, see
         accepted, exact, within = k, False, dict.fromkeys((1, 3), False)
         for j in range(k + 1):
             position = index * (k + 1) + j
-            target, ranked = _position(position, spread, temperature, law, seed)
+            target, ranked = _position(position, spread, temperature, law, seed, bonus=j == k)
             if j < k:
                 tested += 1
                 if ranked[0] == target:
@@ -55,21 +56,32 @@ def _rates(rounds: int, k: int, spread: float, temperature: float, law: str, see
     return {"acceptance": round(agreed / max(tested, 1), 3), **rates}
 
 
-def _position(position: int, spread: float, temperature: float, law: str, seed: int) -> tuple[int, list[int]]:
-    """The target's token and the drafter's four likeliest, the first being its guess."""
+def _position(
+    position: int, spread: float, temperature: float, law: str, seed: int, *, bonus: bool
+) -> tuple[int, list[int]]:
+    """The token that is committed and the drafter's four likeliest, the first being its guess."""
     dice = np.random.default_rng((seed, position))
     logits = -ZIPF * np.log(np.arange(1, VOCAB + 1)) * math.sqrt(2) + 0.8 * dice.standard_normal(VOCAB)
     blurred = logits + spread * dice.standard_normal(VOCAB)
     if temperature == 0:
         return int(logits.argmax()), _top(blurred)
-    noise = gumbel(seed, position, Domain.COUPLED, VOCAB).numpy()
-    target = int((logits / temperature + noise).argmax())
     if law == "coupled":
-        return target, _top(blurred / temperature + noise)
-    own = dice.gumbel(size=VOCAB)
-    guess = int((blurred / temperature + own).argmax())
-    likeliest = _top(blurred)
-    return target, [guess, *[token for token in likeliest if token != guess]][:4]
+        noise = gumbel(seed, position, Domain.COUPLED, VOCAB).numpy()
+        return int((logits / temperature + noise).argmax()), _top(blurred / temperature + noise)
+    target_probs, draft_probs = _softmax(logits / temperature), _softmax(blurred / temperature)
+    if bonus:
+        return int(dice.choice(VOCAB, p=target_probs)), _top(blurred)
+    guess = int(dice.choice(VOCAB, p=draft_probs))
+    ranked = [guess, *[token for token in _top(blurred) if token != guess]][:4]
+    if dice.random() * draft_probs[guess] < target_probs[guess]:
+        return guess, ranked
+    above = np.maximum(target_probs - draft_probs, 0.0)
+    return int(dice.choice(VOCAB, p=above / above.sum())), ranked
+
+
+def _softmax(scores: "np.ndarray") -> "np.ndarray":
+    weights = np.exp(scores - scores.max())
+    return weights / weights.sum()
 
 
 def _top(scores: "np.ndarray") -> list[int]:

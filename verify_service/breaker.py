@@ -12,7 +12,8 @@ from collections.abc import Callable
 WINDOW = 16
 MISSES = 3
 FIRST_BACKOFF_S = 0.5
-LONGEST_BACKOFF_S = 4.0
+LONGEST_BACKOFF_S = 3.0
+"""With jitter 4.5 s: a drafter that works again is used again within 5 s."""
 
 
 class Breaker:

@@ -4,6 +4,7 @@ Everything here runs on the engine thread and does no I/O: ``link_client`` sends
 and hands in what arrived. A proposal is a hint (I1): whatever a drafter does here costs time and nothing else.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -108,6 +109,7 @@ class _Asked:
         None  # a question that is not waited for: its answer is compared with what is committed meanwhile
     )
     looked: list[int] | None = None  # the answer
+    reads_prompt: bool = True  # the drafter reads all of the sequence before it answers
     lookahead: Lookahead = NO_LOOKAHEAD  # what may be drafted ahead of the next verdict
     last_lookahead: Lookahead = NO_LOOKAHEAD  # what could be drafted ahead of the last one
     kept: dict[tuple[int, ...], tuple[Proposal, float]] = field(default_factory=dict)
@@ -255,8 +257,22 @@ class Drafts:
         asked = self._asked.get(sequence.id)
         if asked is None or asked.link is None or not asked.wait or not asked.gate.awaiting:
             return None
-        limit = asked.asked_at + self._wait_s
+        limit = asked.asked_at + self._longest_wait_s(asked)
         return limit if now < limit else None
+
+    def expected_by(self, sequence: Sequence) -> float:
+        """When (monotonic) an awaited proposal is here 19 times out of 20; infinite where nothing is known."""
+        asked = self._asked.get(sequence.id)
+        pace = asked.pace if asked is not None else None
+        usual_s = pace.usual_wait_s() if pace is not None else None
+        return math.inf if asked is None or usual_s is None else asked.asked_at + usual_s
+
+    def _longest_wait_s(self, asked: _Asked) -> float:
+        """How long a row stands back for its own proposal: twice what is usual, a step at least; the prompt takes longer."""
+        usual_s = asked.pace.usual_wait_s() if asked.pace is not None else None
+        if usual_s is None or asked.reads_prompt:
+            return self._wait_s
+        return min(self._wait_s, max(2 * usual_s, self._step_s))
 
     def take(self, sequence: Sequence, now: float) -> Block:
         """The block that the sequence's round verifies; a proposal that should be here and is not counts as missed."""
@@ -271,6 +287,8 @@ class Drafts:
         if asked.gate.k == 0:
             return Block([], ProposalOutcome.NONE, drafter)
         if asked.answer is None:
+            if asked.pace is not None:  # how late it would have been is not known: half as much again
+                asked.pace.waited(1.5 * (now - asked.asked_at))
             self._missed(asked.link, now)
             return Block([], ProposalOutcome.LATE, drafter)
         answer, asked.answer = asked.answer, None
@@ -330,15 +348,18 @@ class Drafts:
             epoch = asked.gate.opened(length, k if wait else 0, lookahead.credit(k))
             asked.link.port.open(sequence, epoch, k, lookahead)
             asked.asked_at = self._clock()
+            asked.reads_prompt = True
         else:
             lookahead = self._lookahead(asked, k if wait else 0)
             asked.last_lookahead, asked.lookahead = asked.lookahead, lookahead
             committed = sequence.tokens[asked.mirrored :]
+            answered = not asked.gate.awaiting
             kept, asked.kept = asked.kept.get(tuple(committed)), {}
             hit = asked.gate.moved(length, k if wait else 0, committed, lookahead.credit(k))
             stamp = Stamp(sequence.id, asked.gate.epoch, asked.mirrored)
             asked.link.port.commit(stamp, committed, k, sequence.stats.num_rounds, lookahead)
             asked.asked_at = self._clock()
+            asked.reads_prompt = asked.reads_prompt and not answered
             if hit and kept is not None:
                 self._answered(asked, *kept)
         asked.mirrored = length
@@ -373,6 +394,8 @@ class Drafts:
             else replace(proposal, token_ids=proposal.token_ids[:k], distributions=proposal.distributions[:k])
         )
         asked.answered_at = max(at, asked.asked_at)
+        if not asked.reads_prompt:
+            pace.waited(asked.answered_at - asked.asked_at)
         if proposal.assumed_ids:
             pace.drafted_ahead(asked.last_lookahead, len(proposal.token_ids), proposal.draft_s)
         else:

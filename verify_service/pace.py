@@ -10,6 +10,7 @@ Time of a round with one forward of the drafter taking p, k guesses, the verify 
 from the drafter's acceptance a: a^(k+1) for level 1. DESIGN section 5.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 from paceline.link import NO_LOOKAHEAD, Lookahead
@@ -17,6 +18,8 @@ from paceline.link import NO_LOOKAHEAD, Lookahead
 CANDIDATES = (Lookahead(1), Lookahead(2, 1), Lookahead(2, 2), Lookahead(2, 3))
 HYSTERESIS = 0.98
 """Another level must be so much faster than the present one."""
+FEWEST_WAITS = 8
+"""Answers before their times say something."""
 _KEEP = 0.9  # of a running mean, per observation
 _FORGET = 0.98  # of counts
 _PRIOR = 8.0  # observations that the first guess at a hit rate is worth
@@ -45,6 +48,7 @@ class Pace:
         self._hits: dict[Lookahead, _Count] = {}
         self._accepted, self._tested = 0.0, 0.0
         self._present = NO_LOOKAHEAD
+        self._waits: deque[float] = deque(maxlen=64)
 
     # --- what is seen -----------------------------------------------------------------------------------------
 
@@ -53,6 +57,10 @@ class Pace:
         if num_guesses:
             self._pass_s = _mean(self._pass_s, draft_s / self._passes(num_guesses))
         self._rtt_s = _mean(self._rtt_s, max(0.0, network_s))
+
+    def waited(self, wait_s: float) -> None:
+        """From a question to its answer, or in vain: then somewhat more than that."""
+        self._waits.append(wait_s)
 
     def drafted_ahead(self, lookahead: Lookahead, num_guesses: int, draft_s: float) -> None:
         """A block drafted ahead, with all that were drafted beside it, took so long on the drafter."""
@@ -70,6 +78,13 @@ class Pace:
         self._tested = _FORGET * self._tested + min(drafted, accepted + 1)
 
     # --- what follows -----------------------------------------------------------------------------------------
+
+    def usual_wait_s(self) -> float | None:
+        """19 of 20 answers came within so long; None while there are few."""
+        if len(self._waits) < FEWEST_WAITS:
+            return None
+        ordered = sorted(self._waits)
+        return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
 
     def choose(self, k: int, num_sequences: int, step_s: float) -> Lookahead:
         """The fastest way to get the next ``k`` guesses, level 0 until there is something to reckon with."""

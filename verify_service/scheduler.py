@@ -1,5 +1,6 @@
 """Who runs: admission by free slots, who gives way, and the rows of the next step. Engine thread only."""
 
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class Scheduler:
         self._waiting = WaitingLine()
         self._running: dict[int, Sequence] = {}
         self._gather_until = 0.0
+        self._stepped_at = 0.0
         self.num_preempted = 0
 
     @property
@@ -126,6 +128,7 @@ class Scheduler:
 
     def stepped(self, work: SequenceOf[Work], ended: float, step_s: float) -> None:
         """A step is over: how long the next one may gather rows, and how much prompt it may hold, follow from it."""
+        self._stepped_at = ended
         self._gather_until = ended + GATHER_SHARE * step_s
         prompt_tokens = sum(item.chunk for item in work if item.is_prefill)
         self._budget.observe(step_s, prompt_tokens, decodes=any(not item.is_prefill for item in work))
@@ -135,10 +138,11 @@ class Scheduler:
 
         A row whose proposal is awaited is left out rather than holding up the others: it takes part as soon as its
         proposal is here, or plainly when its own time is up. Ready rows wait for such rows only for a fraction of a
-        step, since two half-full steps cost almost two full ones.
+        step, since two half-full steps cost almost two full ones, and only while more is won than lost (``_gather``).
         """
         work: list[Work] = []
         earliest: float | None = None
+        expected: list[float] = []
         decodes = any(sequence.state is State.RUNNING for sequence in self._running.values())
         budget = self._budget.tokens(decodes=decodes)
         for sequence in self._running.values():
@@ -154,6 +158,30 @@ class Scheduler:
                 work.append(Work(sequence, 1, is_prefill=False))
             else:
                 earliest = until if earliest is None else min(earliest, until)
-        if work and earliest is not None and now < self._gather_until:
-            return [], min(earliest, self._gather_until)
+                expected.append(self._drafts.expected_by(sequence))
+        if work and earliest is not None:
+            gather_until = self._gather(now, len(work), expected)
+            if now < gather_until:
+                return [], min(earliest, gather_until)
         return work, None if work else earliest
+
+    def _gather(self, now: float, num_ready: int, expected: SequenceOf[float]) -> float:
+        """Until when ready rows wait for rows whose proposals are usually here by ``expected``.
+
+        Never longer than a quarter of a step, nor longer than it usually takes. Waiting w out of a step s costs the ready
+        rows w each; the others join this step rather than stand by while it runs, and win s - w each.
+        """
+        until = self._gather_until
+        left_s = until - now
+        if left_s <= 0:
+            return until
+        timely = [at for at in expected if at <= until]
+        known = [at for at in expected if at < math.inf]
+        if known:
+            if not timely:
+                return now
+            until = max(timely)
+            left_s = max(0.0, until - now)
+        coming = len(timely) if known else len(expected)
+        step_s = (self._gather_until - self._stepped_at) / GATHER_SHARE
+        return until if coming * (step_s - left_s) > num_ready * left_s else now

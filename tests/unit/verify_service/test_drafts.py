@@ -353,3 +353,42 @@ def test_nothing_is_drafted_ahead_on_shared_cores(drafts: Drafts, clock: Clock) 
         drafts.take(seq, clock.now)
         seq.tokens.append(9)
         assert port.lookahead.level == 0
+
+
+def answered_after(drafts: Drafts, clock: Clock, seq: Sequence, seconds: float, rounds: int) -> None:
+    for _ in range(rounds):
+        drafts.advance(seq, 1, 4)
+        clock.now += seconds
+        drafts.proposed("a", [proposal(1, len(seq.tokens), 7)], clock.now)
+        drafts.take(seq, clock.now)
+        seq.tokens.append(9)
+
+
+def test_a_row_stands_back_twice_as_long_as_is_usual_and_not_for_a_drafter_that_hangs(
+    drafts: Drafts, clock: Clock
+) -> None:
+    """30 ms are usual, so 60 ms are waited and not half a second; the first answer, after the prompt, may take it all."""
+    up(drafts)
+    seq = sequence()
+    answered_after(drafts, clock, seq, 0.03, 12)
+    drafts.advance(seq, 1, 4)
+    assert drafts.awaiting(seq, clock.now) == pytest.approx(clock.now + 0.06)
+    assert drafts.expected_by(seq) == pytest.approx(clock.now + 0.03)
+    other = sequence(sequence_id=2)
+    drafts.advance(other, 1, 4)
+    assert drafts.awaiting(other, clock.now) == clock.now + WAIT_S
+
+
+def test_a_drafter_that_turns_slower_is_waited_for_longer_by_and_by(drafts: Drafts, clock: Clock) -> None:
+    """What was waited for in vain counts as longer than it was."""
+    up(drafts)
+    seq = sequence()
+    answered_after(drafts, clock, seq, 0.03, 12)
+    drafts.advance(seq, 1, 4)
+    limit = drafts.awaiting(seq, clock.now)
+    clock.now = limit
+    assert drafts.awaiting(seq, clock.now) is None
+    assert drafts.take(seq, clock.now).outcome is ProposalOutcome.LATE
+    seq.tokens.append(9)
+    drafts.advance(seq, 1, 4)
+    assert drafts.awaiting(seq, clock.now) > clock.now + 0.12

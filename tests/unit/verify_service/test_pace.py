@@ -67,3 +67,17 @@ def test_a_block_drafter_pays_one_forward_for_a_block():
     one = pace(pass_s=0.008, one_pass=True)
     assert one.round_s(Lookahead(0), 8, 0.045) == pytest.approx(0.045 + 0.0003 + 0.008)
     assert one.choose(8, 1, 0.045).level == 2
+
+
+def test_the_usual_wait_is_that_of_19_in_20_and_unknown_at_first():
+    """A drafter that turns slow is waited for as long as it takes then, by and by."""
+    one = Pace(max_level=0, one_pass=False)
+    for _ in range(7):
+        one.waited(0.03)
+    assert one.usual_wait_s() is None
+    for _ in range(57):
+        one.waited(0.03)
+    assert one.usual_wait_s() == 0.03
+    for _ in range(5):
+        one.waited(0.2)
+    assert one.usual_wait_s() == 0.2
