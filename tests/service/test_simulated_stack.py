@@ -7,7 +7,7 @@ from cluster.simulated import simulated
 from paceline.config import load_config
 from paceline.errors import ConfigError
 
-PORTS = ["draft.server.port=0", "verify.server.port=0", "router.server.port=0"]
+PORTS = ["draft.server.port=0", "verify.server.port=0", "router.server.port=0", "router.holdout=0"]
 
 
 async def test_a_simulated_stack_speculates_and_says_the_same():
