@@ -5,20 +5,23 @@ the KV lengths where they were, and can be run again.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import torch
 
 from paceline.engine import Runner, Segment
 from paceline.sampling import TokenRow, choose, decide, draft_tokens
-from paceline.types import RoundRecord
+from paceline.types import Law, RoundRecord
 from verify_service.controller import Decision
 from verify_service.drafts import Block, Drafts
 from verify_service.scheduler import Work
 from verify_service.sequence import Run, Sequence, State
 from verify_service.verdict import Verdict, commit, judge, settle
+
+_LAW_OF: Callable[[Work], Law] = attrgetter("sequence.law")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,11 @@ def run_step(
     rows = [_row(item, block, runner) for item, block in zip(work, blocks, strict=True)]
     logits = runner.forward([row.segment for row in rows])
     forwarded = time.monotonic()
-    if any(row.work.sequence.law.sampled for row in rows):
-        verdicts = _verdicts_by_law(rows, logits, max_context)
-    else:
+    laws = list(map(_LAW_OF, work))
+    if laws.count(Law.COUPLED) == len(laws):
         verdicts = _coupled_verdicts(rows, logits, max_context)
+    else:
+        verdicts = _verdicts_by_law(rows, logits, max_context)
     for row, verdict in verdicts:
         commit(row.work.sequence, verdict, runner.kv)
 
