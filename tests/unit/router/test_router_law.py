@@ -12,12 +12,11 @@ HERE = {"ngram": True}
 @pytest.mark.parametrize("default", list(Law))
 @pytest.mark.parametrize("wish", [None, *Law])
 def test_the_wish_wins_over_the_setting(default, wish):
-    """Of speculative requests; an automatic one takes the setting, a plain one has no law."""
-    table = PlanTable({}, default)
-    asked = table.decide("code", DecodingWish(Mode.SPECULATIVE, "ngram", 4, wish), 100, HERE)
+    """Of speculative requests; a plain one has no law."""
+    table = PlanTable({}, law=default)
+    asked = table.as_wished("code", DecodingWish(Mode.SPECULATIVE, "ngram", 4, wish), HERE)
     assert asked.law is (wish or default)
-    assert table.decide("code", DecodingWish(), 100, HERE).law is default
-    assert table.decide("code", DecodingWish(Mode.PLAIN), 100, HERE).law is None
+    assert table.as_wished("code", DecodingWish(Mode.PLAIN), HERE).law is None
 
 
 def test_without_a_draw_the_law_is_the_coupled_one():
