@@ -140,7 +140,16 @@ class RouterTier(TierActor):
     """ray::RouterTier."""
 
 
-TIER_CLASSES: dict[str, type[TierActor]] = {"draft": DraftTier, "verify": VerifyTier, "router": RouterTier}
+class LedgerTier(TierActor):
+    """ray::LedgerTier."""
+
+
+TIER_CLASSES: dict[str, type[TierActor]] = {
+    "draft": DraftTier,
+    "verify": VerifyTier,
+    "router": RouterTier,
+    "ledger": LedgerTier,
+}
 
 
 def _load(factory: str) -> CreateServer:

@@ -8,6 +8,7 @@ once. Exit codes: 0 done, 1 the server failed, 2 wrong input or settings, 3 the 
 import asyncio
 import contextlib
 import io
+import re
 import shutil
 import signal
 import sys
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cluster.policy_cli import policy_app
 from paceline import __version__
 from paceline.errors import (
     CapacityError,
@@ -105,6 +107,7 @@ def up(
         )  # while starting, like Ctrl-C: take all down again
         started = time.monotonic()
         settings = load_config(config, [*(simulated(simulate) if simulate else ()), *(overrides or ())])
+        settings = settings if simulate else with_ledger_file(settings)
         with (
             progress_on(Console(stderr=True, highlight=False)) as say,
             running_cluster(settings, progress=say, keep_logs=True) as cluster,
@@ -238,6 +241,24 @@ def trace(
 
 
 @app.command()
+def explain(
+    request_id: Annotated[str, typer.Argument(help="A request by its id; default: the last one.")] = "",
+    address: Address = DEFAULT_ADDRESS,
+) -> None:
+    """Say why a request was decoded as it was."""
+    with _errors():
+        from cluster.policy_words import explained
+
+        requests = asyncio.run(_list_requests(address, request_id, 1))
+        if not requests:
+            raise PacelineError(
+                f"no request {request_id!r} is remembered" if request_id else "no requests yet"
+            )
+        for line in explained(requests[0]):
+            typer.echo(line)
+
+
+@app.command()
 def info(address: Address = DEFAULT_ADDRESS) -> None:
     """Show what a server serves."""
     with _errors():
@@ -281,6 +302,18 @@ def prepare(name: Annotated[str, typer.Argument(help="Registry name, for example
 
             path = prepare_model(name, progress=show)
         typer.echo(f"{name} is ready: {path}")
+
+
+def with_ledger_file(config: "PacelineConfig") -> "PacelineConfig":
+    """With a file for the ledger where none is named: what was learnt about a model outlives the stack."""
+    from paceline.model_store import cache_dir
+
+    ledger = config.router.ledger
+    if ledger.path or ledger.endpoint:
+        return config
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", config.model.name).strip("-")
+    ledger = ledger.model_copy(update={"path": str(cache_dir() / "ledger" / f"{name}.sqlite")})
+    return config.model_copy(update={"router": config.router.model_copy(update={"ledger": ledger})})
 
 
 def settings_in_words(config: "PacelineConfig", cluster: "Cluster") -> str:
@@ -392,3 +425,6 @@ def _errors() -> Iterator[None]:
     except BrokenPipeError as error:  # `paceline generate ... | head`
         sys.stderr.close()
         raise typer.Exit(EXIT_FAILED) from error
+
+
+app.add_typer(policy_app(DEFAULT_ADDRESS, _errors), name="policy")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # imported late, so that Ctrl-C in the first second is answer
     from cluster.progress import Progress
 
 MAX_TOKENS = 48
+NO_LOTS = ("router.holdout=0", "router.guard.first_share=0")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +46,8 @@ def _run(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False)
     any_port = [f"{tier}.server.port=0" for tier in ("draft", "verify", "router")]
     try:
-        config = load_config(arguments.config, [*any_port, *arguments.overrides])
+        # No lots: each of the six is decoded as the router decides for its kind.
+        config = load_config(arguments.config, [*any_port, *NO_LOTS, *arguments.overrides])
         with (
             progress_on(console) as progress,
             running_cluster(config, progress=progress, keep_logs=True) as cluster,

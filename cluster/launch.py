@@ -28,6 +28,7 @@ from cluster.topology import (
     check_ports,
     chooses_ports,
     draft_replicas,
+    ledger_replicas,
     router_replicas,
     shared_gpu_bundles,
     verify_replicas,
@@ -42,6 +43,7 @@ FACTORIES = {
     "draft": "draft_service.service:create_server",
     "verify": "verify_service.service:create_server",
     "router": "router.service:create_server",
+    "ledger": "router.ledger.service:create_server",
 }
 
 POLL_S = 0.1
@@ -89,7 +91,7 @@ class Cluster:
     """Placement group i holds verify replica i and draft replica i."""
 
     def addresses(self, tier: str) -> tuple[str, ...]:
-        """host:port of every replica of ``tier`` (draft, verify, router)."""
+        """host:port of every replica of ``tier`` (draft, verify, router, ledger)."""
         return tuple(one.address for one in self.tiers if one.replica.tier == tier)
 
     @property
@@ -217,8 +219,13 @@ def _plan(config: PacelineConfig) -> tuple[Replica, ...]:
     cores = available_cores()
     drafts = draft_replicas(config, cores=cores)
     verifies = verify_replicas(config, draft_addresses=[one.local_address for one in drafts], cores=cores)
-    routers = router_replicas(config, verify_addresses=[one.local_address for one in verifies])
-    return (*drafts, *verifies, *routers)
+    ledgers = ledger_replicas(config)
+    routers = router_replicas(
+        config,
+        verify_addresses=[one.local_address for one in verifies],
+        ledger_addresses=[one.local_address for one in ledgers],
+    )
+    return (*drafts, *verifies, *ledgers, *routers)
 
 
 def _start_in_order(config: PacelineConfig, cluster: Cluster) -> None:
@@ -234,7 +241,8 @@ def _start_in_order(config: PacelineConfig, cluster: Cluster) -> None:
     cores = available_cores()
     drafts = start(draft_replicas(config, cores=cores))
     verifies = start(verify_replicas(config, draft_addresses=drafts, cores=cores))
-    start(router_replicas(config, verify_addresses=verifies))
+    ledgers = start(ledger_replicas(config))
+    start(router_replicas(config, verify_addresses=verifies, ledger_addresses=ledgers))
 
 
 def _first_answer(tier: Tier, timeout_s: float) -> str:
@@ -255,7 +263,8 @@ def _start(replica: Replica, cluster: Cluster) -> Tier:
     log_dir = cluster.log_dir
     log_path = log_dir / f"{replica.name}.log" if log_dir else None
     if log_dir:
-        lines = replica.config.to_toml_lines(sections=("model", replica.tier, "telemetry"))
+        section = "router" if replica.tier == "ledger" else replica.tier
+        lines = replica.config.to_toml_lines(sections=("model", section, "telemetry"))
         (log_dir / f"{replica.name}.settings").write_text("\n".join(lines) + "\n", encoding="utf-8")
     spec = TierSpec(replica.name, FACTORIES[replica.tier], replica.config, str(log_path or ""))
     actor = ray_module().remote(TIER_CLASSES[replica.tier])
@@ -274,7 +283,7 @@ def _start(replica: Replica, cluster: Cluster) -> Tier:
 
 def _strategy(replica: Replica, cluster: Cluster) -> Any:
     """The pair's placement group where a GPU is shared, else Ray's default."""
-    if replica.tier == "router" or replica.index >= len(cluster.gpu_groups):
+    if replica.tier in ("router", "ledger") or replica.index >= len(cluster.gpu_groups):
         return None
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -401,7 +410,7 @@ def _take_down(cluster: Cluster, *, local: bool) -> None:
     """Drains router, then verify, then draft, and ends their processes; without a drain where not all ever served."""
     ray = ray_module()
     pids: list[int] = []
-    for tier_name in ("router", "verify", "draft"):
+    for tier_name in ("router", "ledger", "verify", "draft"):
         tiers = [one for one in cluster.tiers if one.replica.tier == tier_name]
         try:
             with contextlib.suppress(ray.exceptions.RayError):  # a tier that has died has nothing to drain

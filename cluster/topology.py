@@ -28,7 +28,7 @@ class Replica:
     """One process to start."""
 
     tier: str
-    """draft, verify or router."""
+    """draft, verify, router or ledger."""
     index: int
     config: PacelineConfig
     """The whole tree, this replica's own section resolved."""
@@ -101,9 +101,14 @@ def verify_replicas(
     )
 
 
-def router_replicas(config: PacelineConfig, *, verify_addresses: Sequence[str]) -> tuple[Replica, ...]:
-    """The router tier; each replica knows every verify replica."""
+def router_replicas(
+    config: PacelineConfig, *, verify_addresses: Sequence[str], ledger_addresses: Sequence[str] = ()
+) -> tuple[Replica, ...]:
+    """The router tier; each replica knows every verify replica, and the ledger that they share."""
     placement = config.cluster.router
+    ledger = config.router.ledger
+    if ledger_addresses:
+        ledger = ledger.model_copy(update={"endpoint": ledger_addresses[0]})
     return tuple(
         Replica(
             "router",
@@ -111,7 +116,11 @@ def router_replicas(config: PacelineConfig, *, verify_addresses: Sequence[str]) 
             config.model_copy(
                 update={
                     "router": config.router.model_copy(
-                        update={"server": server, "verify_endpoints": tuple(verify_addresses)}
+                        update={
+                            "server": server,
+                            "verify_endpoints": tuple(verify_addresses),
+                            "ledger": ledger,
+                        }
                     )
                 }
             ),
@@ -121,6 +130,19 @@ def router_replicas(config: PacelineConfig, *, verify_addresses: Sequence[str]) 
         )
         for index, server in enumerate(_servers(config.router.server, placement))
     )
+
+
+def ledger_replicas(config: PacelineConfig) -> tuple[Replica, ...]:
+    """The ledger's one writer, where several routers share one; a single router keeps its own."""
+    if not shares_ledger(config):
+        return ()
+    server = config.router.ledger.server
+    return (Replica("ledger", 0, config, server, TierPlacement(), 1),)
+
+
+def shares_ledger(config: PacelineConfig) -> bool:
+    """Whether a ledger is to be started beside the routers."""
+    return config.cluster.router.replicas > 1 and not config.router.ledger.endpoint
 
 
 def shared_gpu_bundles(config: PacelineConfig) -> tuple[dict[str, float], ...]:
@@ -150,6 +172,11 @@ def with_free_ports(config: PacelineConfig) -> PacelineConfig:
             port = _free_run(section.server.host, getattr(config.cluster, tier).replicas, taken)
             server = section.server.model_copy(update={"port": port})
             update[tier] = section.model_copy(update={"server": server})
+    if shares_ledger(config) and config.router.ledger.server.port == 0:
+        ledger = config.router.ledger
+        port = _free_run(ledger.server.host, 1, taken)
+        ledger = ledger.model_copy(update={"server": ledger.server.model_copy(update={"port": port})})
+        update["router"] = update.get("router", config.router).model_copy(update={"ledger": ledger})
     return config.model_copy(update=update)
 
 

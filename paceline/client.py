@@ -48,6 +48,16 @@ _MODES = {Mode.PLAIN: common_pb2.DECODING_MODE_PLAIN, Mode.SPECULATIVE: common_p
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """How a plan came about. ``arm``: auto, holdout, off, probe, ineligible, asked or pinned."""
+
+    arm: str = ""
+    task_origin: str = ""
+    task_confidence: float | None = None
+    considered: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The request was taken; how it will be decoded, and why."""
 
@@ -57,6 +67,7 @@ class Started:
     prompt_tokens: int
     seed: int
     trace_id: str
+    decision: Decision = Decision()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +111,8 @@ class RequestSummary:
     speculative: SpeculativeStats
     rounds: tuple[RoundRecord, ...]
     rounds_elided: int
+    decision: Decision = Decision()
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +162,7 @@ def generate_request(
     request_id: str = "",
     tenant: str = "",
     priority: int = 0,
+    metadata: Mapping[str, str] | None = None,
 ) -> router_pb2.GenerateRequest:
     """One request; give exactly one of ``text``, ``messages`` (role, content) and ``token_ids``.
 
@@ -176,6 +190,7 @@ def generate_request(
         request_id=request_id,
         tenant=tenant,
         priority=priority,
+        metadata=metadata,
         sampling=common_pb2.SamplingParams(
             temperature=temperature,
             top_k=top_k,
@@ -284,6 +299,39 @@ class Client:
             raise await self._meaning(error) from error
         return tuple(_summary(message) for message in reply.requests)
 
+    async def policy(
+        self, *, audit_limit: int = 0, timeout_s: float | None = 10.0
+    ) -> router_pb2.GetPolicyResponse:
+        """What the router decides by: rules, guards, holdout, audit."""
+        try:
+            return await self._stub.GetPolicy(
+                router_pb2.GetPolicyRequest(audit_limit=audit_limit), timeout=timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise await self._meaning(error) from error
+
+    async def set_policy_rule(
+        self, rule: router_pb2.PolicyRule, *, timeout_s: float | None = 10.0
+    ) -> tuple[router_pb2.PolicyRule, ...]:
+        """Adds an operator's rule, or replaces the one of its scope; the rules in force."""
+        try:
+            reply = await self._stub.SetPolicyRule(
+                router_pb2.SetPolicyRuleRequest(rule=rule), timeout=timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise await self._meaning(error) from error
+        return tuple(reply.rules)
+
+    async def remove_policy_rule(
+        self, task: str = "", tenant: str = "", drafter: str = "", *, timeout_s: float | None = 10.0
+    ) -> bool:
+        """Takes the rule of exactly this scope away; whether there was one."""
+        request = router_pb2.RemovePolicyRuleRequest(task=task, tenant=tenant, drafter=drafter)
+        try:
+            return (await self._stub.RemovePolicyRule(request, timeout=timeout_s)).removed
+        except grpc.aio.AioRpcError as error:
+            raise await self._meaning(error) from error
+
     async def _meaning(self, error: grpc.aio.AioRpcError, *, begun: bool = False) -> PacelineError:
         """A failed call in our own terms; of a peer that is not the router or is gone, what a person should know."""
         meant = error_from_rpc(error)
@@ -336,6 +384,7 @@ def _event(message: router_pb2.GenerateResponse) -> Event | None:
                 started.prompt_tokens,
                 started.seed,
                 started.trace_id,
+                _decision(started.decision),
             )
         case "chunk":
             chunk = message.chunk
@@ -377,4 +426,15 @@ def _summary(message: router_pb2.RequestSummary) -> RequestSummary:
         codec.stats_from_pb(message.speculative),
         tuple(codec.round_from_pb(record) for record in message.rounds),
         message.rounds_elided,
+        _decision(message.decision),
+        message.tenant,
+    )
+
+
+def _decision(message: router_pb2.Decision) -> Decision:
+    return Decision(
+        message.arm,
+        message.task_origin,
+        message.task_confidence if message.HasField("task_confidence") else None,
+        tuple(message.considered),
     )

@@ -197,8 +197,8 @@ class LedgerConfig(Section):
     """SQLite file; empty: in memory, forgotten at the end (``paceline up`` names a file)."""
     endpoint: str = ""
     """host:port of a ledger that several routers share; empty: this router keeps its own."""
-    server: ServerConfig = ServerConfig()
-    """Where a shared ledger listens."""
+    server: Annotated[ServerConfig, _port_unless_said(7443)] = ServerConfig(port=7443)
+    """Where a shared ledger listens: ``python -m router.ledger``, or under Ray with more than one router."""
     tenant_groups: dict[str, str] = Field(default_factory=dict)
     """Tenants whose requests are counted apart, and as what; all others are counted together."""
 

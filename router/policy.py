@@ -5,6 +5,7 @@ drafter there, room); the guard; the lot of the holdout. Everything is looked up
 it (I1).
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -66,6 +67,8 @@ class Policy:
         self._table = table
         self._memory = memory
         self._verdicts: dict[Subject, Verdict] = {}
+        self.decided: Counter[tuple[str, Arm]] = Counter()
+        """Decisions by task and arm, since the start: what a metrics endpoint shows."""
         self._figures: dict[tuple[str, ...], tuple[float, Row]] = {}
         memory.on_documents = self.learn
 
@@ -90,6 +93,11 @@ class Policy:
 
     def decide(self, ask: Ask) -> Decision:
         """The plan of one request."""
+        decision = self._decide(ask)
+        self.decided[ask.task, decision.arm] += 1
+        return decision
+
+    def _decide(self, ask: Ask) -> Decision:
         seen: list[str] = []
         if ask.wish.mode is not None:
             plan = self._table.as_wished(ask.task, ask.wish, ask.available)

@@ -159,15 +159,27 @@ class Keeper:
     def replace_document(
         self, name: str, expected: str, value: str, audits: Sequence[Audit]
     ) -> "Future[tuple[bool, str]]":
-        """Replace a document if it is ``expected`` ("" if there is none); whether it was, and what it is now."""
+        """Replace a document if it is ``expected`` ("" if there is none); whether it was, and what it is now, on disk."""
+        done: Future[tuple[bool, str]] = Future()
 
-        def replace(_book: Book, _now: float) -> tuple[bool, str]:
+        def told(written: "Future[None]") -> None:
+            error = written.exception()
+            if error is None:
+                done.set_result((True, value))
+            else:
+                done.set_exception(error)
+
+        def replace() -> None:
             if self._documents.get(name, "") != expected:
-                return False, self._documents.get(name, "")
+                done.set_result((False, self._documents.get(name, "")))
+                return
             self._put_document(name, value, audits)
-            return True, value
+            written: Future[None] = Future()
+            written.add_done_callback(told)
+            self._unwritten.append(written)
 
-        return self.call(replace)
+        self._inbox.put(replace)
+        return done
 
     def audits(self, limit: int) -> "Future[list[Audit]]":
         """Newest first, those on disk."""

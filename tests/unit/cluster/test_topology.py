@@ -10,6 +10,7 @@ from cluster.topology import (
     available_cores,
     check_ports,
     draft_replicas,
+    ledger_replicas,
     router_replicas,
     shared_gpu_bundles,
     verify_replicas,
@@ -156,3 +157,16 @@ def test_the_example_topology_is_the_default():
     """cluster/topologies/local.toml loads, and says in words what the defaults are."""
     path = Path(cluster.__file__).parent / "topologies" / "local.toml"
     assert load_config(path) == load_config()
+
+
+def test_several_routers_share_one_ledger():
+    """A tier of its own that all of them know; a single router keeps its own, and one that is named is used."""
+    two = with_free_ports(load_config(None, ["cluster.router.replicas=2", "router.ledger.server.port=0"]))
+    (ledger,) = ledger_replicas(two)
+    routers = router_replicas(two, verify_addresses=[], ledger_addresses=[ledger.local_address])
+    assert ledger.server.port not in {0, *(one.server.port for one in routers)}
+    assert {one.config.router.ledger.endpoint for one in routers} == {ledger.local_address}
+    assert not ledger_replicas(load_config())
+    named = load_config(None, ["cluster.router.replicas=2", "router.ledger.endpoint=there:1"])
+    assert not ledger_replicas(named)
+    assert router_replicas(named, verify_addresses=[])[0].config.router.ledger.endpoint == "there:1"

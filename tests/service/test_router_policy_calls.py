@@ -1,0 +1,137 @@
+"""The policy over the wire: decisions in replies, rules at run time, a ledger that two routers share."""
+
+import asyncio
+
+import pytest
+from scripted_verify import Script, ask, pair, router_config, running_router, scripted_verify
+
+import router.service
+from cluster.policy_words import explained, in_words, rule_in_words
+from paceline.client import Client, Started, generate_request
+from paceline.errors import InvalidRequestError, PeerLostError
+from paceline.testing.servers import running_server
+from paceline.types import Mode
+from paceline.v1 import router_pb2
+from router.ledger.service import create_server
+
+IDS = list(range(10, 60))
+PLAIN = router_pb2.POLICY_ACTION_PLAIN
+DRAFTER = (("ngram", True),)
+
+
+async def test_the_decision_stands_in_reply_and_list():
+    """Arm, origin of the task, what was looked at; `paceline explain` says it in words."""
+    async with pair(Script(output=IDS, drafters=DRAFTER, k=3, run_lengths=(3,))) as (client, _):
+        answer = await ask(client, task_type="code", max_tokens=40, request_id="r1", tenant="acme")
+        decision = answer.started.decision
+        assert (decision.arm, decision.task_origin) == ("auto", "named by the request")
+        assert decision.considered
+        (summary,) = await client.list_requests(request_id="r1")
+        assert summary.decision == decision
+        words = "\n".join(explained(summary))
+        for part in (
+            "request r1 of tenant acme",
+            "named by the request",
+            "speculative with ngram",
+            "because: code repeats",
+        ):
+            assert part in words
+        classified = await ask(client, text="Translate to German: good morning", max_tokens=40)
+        assert classified.started.task_type == "translation"
+        assert (classified.started.decision.task_confidence or 0) > 0.5
+
+
+async def test_rules_at_run_time_are_obeyed_shown_and_removed():
+    """Set, seen in the next plan, in the audit, and gone again; a request's own wish stands above."""
+    async with pair(Script(output=IDS, drafters=DRAFTER)) as (client, _):
+        rules = await client.set_policy_rule(
+            router_pb2.PolicyRule(task="code", action=PLAIN, note="incident 7")
+        )
+        assert [rule_in_words(rule) for rule in rules] == ["task code: plain (incident 7)"]
+        ruled = await ask(client, task_type="code", max_tokens=40)
+        assert (ruled.started.plan.mode, ruled.started.decision.arm) == (Mode.PLAIN, "pinned")
+        wished = await ask(client, task_type="code", max_tokens=40, mode=Mode.SPECULATIVE)
+        assert wished.started.plan.mode is Mode.SPECULATIVE
+        shown = "\n".join(in_words(await client.policy()))
+        assert "plain for task 'code': incident 7" in shown
+        assert await client.remove_policy_rule(task="code")
+        assert not await client.remove_policy_rule(task="code")
+        free = await ask(client, task_type="code", max_tokens=40)
+        assert free.started.plan.mode is Mode.SPECULATIVE
+
+
+async def test_wrong_rules_are_refused_in_words():
+    """Every wrong field named."""
+    async with pair(Script(output=IDS)) as (client, _):
+        with pytest.raises(InvalidRequestError) as caught:
+            await client.set_policy_rule(router_pb2.PolicyRule(task="poetry", drafter="x", k=9, action=PLAIN))
+        assert {v.field for v in caught.value.violations} == {"rule.task", "rule.drafter", "rule.k"}
+
+
+async def test_user_types_and_rules_name_the_task():
+    """By tenant and metadata, from the settings; a type of the user's is known everywhere."""
+    settings = (
+        'router.task_types=["invoices"]',
+        'router.task_rules=[{task="invoices", metadata={app="billing"}}]',
+    )
+    async with pair(Script(output=IDS), *settings) as (client, _):
+        other = await ask(client, max_tokens=2)
+        assert other.started.task_type != "invoices"
+        request = generate_request(text="x", max_tokens=2, metadata={"app": "billing"})
+        events = [event async for event in client.generate(request)]
+        assert isinstance(events[0], Started)
+        assert events[0].task_type == "invoices"
+        named = await ask(client, task_type="invoices", max_tokens=2)
+        assert named.started.task_type == "invoices"
+        assert "invoices" in (await client.server_info()).task_types
+
+
+async def test_two_routers_share_a_ledger(tmp_path):
+    """What one served and an operator told it, the other knows."""
+    path = tmp_path / "ledger.sqlite"
+    config = router_config([], f'router.ledger.path="{path}"')
+    async with (
+        scripted_verify(Script(output=IDS, drafters=DRAFTER, k=3, run_lengths=(3,))) as verify,
+        running_server(create_server, config) as ledger,
+        running_router([verify.address], f'router.ledger.endpoint="{ledger}"') as a,
+        running_router([verify.address], f'router.ledger.endpoint="{ledger}"') as b,
+    ):
+        for _ in range(3):
+            await ask(a, task_type="code", max_tokens=40)
+        await a.set_policy_rule(router_pb2.PolicyRule(task="qa", action=PLAIN))
+        async with asyncio.timeout(20):
+            while not (await b.policy()).rules:
+                await asyncio.sleep(0.05)
+        assert [rule.task for rule in (await b.policy()).rules] == ["qa"]
+        assert (await a.policy()).audit[0].subject == "task 'qa'"
+        answer = await ask(b, task_type="qa", max_tokens=40)
+        assert answer.started.decision.arm == "pinned"
+    assert path.exists()
+
+
+async def test_a_ledger_that_is_away_is_said_and_survived():
+    """Nobody listens there: requests are answered, rules cannot be set, and the policy says so."""
+    async with (
+        scripted_verify(Script(output=IDS, drafters=DRAFTER)) as verify,
+        running_router([verify.address], 'router.ledger.endpoint="127.0.0.1:9"') as client,
+    ):
+        answer = await ask(client, task_type="code", max_tokens=40)
+        assert answer.started.plan.mode is Mode.SPECULATIVE
+        assert "away" in (await client.policy()).ledger
+        with pytest.raises(PeerLostError, match="ledger"):
+            await client.set_policy_rule(router_pb2.PolicyRule(task="code", action=PLAIN))
+
+
+async def test_what_was_learnt_outlives_the_router(tmp_path):
+    """Rules and sums are there again after a restart."""
+    setting = f'router.ledger.path="{tmp_path / "ledger.sqlite"}"'
+    async with scripted_verify(Script(output=IDS, drafters=DRAFTER, k=3, run_lengths=(3,))) as verify:
+        config = router_config([verify.address], setting)
+        async with running_server(router.service.create_server, config) as address, Client(address) as client:
+            await ask(client, task_type="code", max_tokens=40)
+            await client.set_policy_rule(router_pb2.PolicyRule(task="chat", action=PLAIN))
+        async with running_server(router.service.create_server, config) as address, Client(address) as client:
+            async with asyncio.timeout(20):
+                while not (await client.policy()).rules:
+                    await asyncio.sleep(0.05)
+            assert [rule.task for rule in (await client.policy()).rules] == ["chat"]
