@@ -333,7 +333,7 @@ def main() -> None:
     print(f"outside the kernels   {outside}")
     print(
         f"memory: {bandwidth / 1e9:.1f} GB/s read; a token reads {weight_bytes / 1e6:.0f} MB: "
-        f"{1e3 * weight_bytes / bandwidth:.1f} ms; as {lean.info.dtype} {stored / 1e6:.0f} MB: {1e3 * stored / bandwidth:.1f} ms"
+        f"{1e3 * weight_bytes / bandwidth:.1f} ms; as float32 {stored / 1e6:.0f} MB: {1e3 * stored / bandwidth:.1f} ms"
     )
     print(
         f"a token, ms: {per_token}\nof it copying prompts: {copying}\nsame text as lean plain: {race['same_as_lean_plain']} of {prompts}"

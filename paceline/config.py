@@ -37,9 +37,10 @@ class ModelConfig(Section):
     name: str = "smollm2"
     """A registry name, a local directory in the transformers layout, or a hub id."""
     dtype: Literal["auto", "float32", "bfloat16", "w4a8"] = "auto"
-    """``w4a8``: weights in the 4-bit or 8-bit blocks of their file, inputs of linear layers rounded to 8 bits.
+    """``w4a8``: weights in the 4-bit or 8-bit blocks of their file, inputs of linear layers rounded to 8 or 16.
 
-    ``auto``: bfloat16 where the device computes it in hardware, else float32.
+    ``auto``: w4a8 on a CPU for models whose outputs have been measured in it (smollm2); else bfloat16 where the device
+    computes it in hardware, else float32.
     """
     device: str = "auto"
     """``auto``, ``cpu`` or ``cuda:N``."""

