@@ -5,7 +5,8 @@ Others come by import path (``plug_in``, docs/drafters.md), cascades are made of
 ``build_drafters`` makes those that the settings name. Only kinds that need torch import it.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 from draft_service.drafters.base import PASS, AheadDrafter, Drafter, DraftRequest, Outcome, Sampled, TwoSpeed
 from draft_service.drafters.cascade import Cascade
@@ -107,7 +108,9 @@ CONSTRUCTORS: dict[str, Constructor] = {
 }
 
 
-def build_drafters(config: PacelineConfig, tokenizer: Tokenizer) -> dict[str, Drafter]:
+def build_drafters(
+    config: PacelineConfig, tokenizer: Tokenizer, *, clock: Callable[[], float] = time.monotonic
+) -> dict[str, Drafter]:
     """Every configured drafter by name; ``tokenizer`` is the target's. Blocks while models load.
 
     Raises ConfigError for settings that cannot work: a model with another tokenizer, a model that is not there, a
@@ -122,7 +125,7 @@ def build_drafters(config: PacelineConfig, tokenizer: Tokenizer) -> dict[str, Dr
         if entry.kind != "cascade"
     }
     cascades = {
-        name: Cascade(name, _members(name, entry, drafters))
+        name: Cascade(name, _members(name, entry, drafters), clock=clock)
         for name, entry in entries.items()
         if entry.kind == "cascade"
     }
