@@ -11,7 +11,7 @@
 A member's rate is (1 + expected accepted guesses) / (time of a round with so many guesses + time of drafting them).
 Expectations come from the member itself where it weighs its guesses (suffix drafting), else from how its guesses at each
 position fared so far, in this sequence and before. Times are measured. A slow member that never wins would never be
-measured again, so now and then it gets a round that would have had no guesses.
+measured again, so now and then it gets a round that would have had no guesses: the more rarely, the longer it loses.
 """
 
 import hashlib
@@ -29,11 +29,14 @@ from draft_service.drafters.base import (
     Weighing,
     tidy,
 )
-from draft_service.drafters.prospects import Record, RoundTime, Track
+from draft_service.drafters.prospects import Record, RoundTime, Track, bucket_of
 from paceline.errors import ConfigError
 
-PROBE_EVERY = 16
-"""Of the rounds in which nothing looked better than the slower half, every so many goes to it all the same."""
+PROBE_EVERY, PROBE_RARELY = 16, 512
+"""Of the rounds in which nothing looked better than the slower half, every so many goes to it all the same; the number
+doubles with each that changes nothing."""
+_NEARLY_READ = 64
+"""A probe goes to a sequence in which the slower half has so few tokens to catch up on; another waits four times as long."""
 
 
 @dataclass(slots=True)
@@ -60,6 +63,15 @@ class _Member:
         track = self.tracks.get(request.handle) or Track(self.record, request.sampling.temperature)
         return track.survival(request.k)
 
+    def num_unread(self, request: DraftRequest) -> int:
+        """Tokens of the sequence that it has not seen. From any thread."""
+        track = self.tracks.get(request.handle)
+        return len(request.token_ids) - (track.num_read if track is not None else 0)
+
+    def cost_s(self, request: DraftRequest) -> float:
+        """Expected time of its answer. From any thread."""
+        return self.record.cost_s(request.k, self.num_unread(request))
+
 
 def _open_all(members: Sequence[_Member], handle: int) -> None:
     """Open with every member or with none."""
@@ -79,8 +91,27 @@ class _Round:
     base_len: int
     num_guesses: int
     at: float
-    draft_s: float
-    idle: int = 0  # rounds without guesses since the slower half was asked
+    passed: bool
+
+
+@dataclass(slots=True)
+class _Probe:
+    """When the slower half is tried again, for one range of temperatures."""
+
+    idle: int = 0
+    every: int = PROBE_EVERY
+
+    def due(self, num_unread: int) -> bool:
+        """One more round without guesses; whether it goes to the slower half."""
+        self.idle += 1
+        if self.idle < self.every * (1 if num_unread <= _NEARLY_READ else 4):
+            return False
+        self.idle, self.every = 0, min(2 * self.every, PROBE_RARELY)
+        return True
+
+    def won(self) -> None:
+        """The slower half had the best prospects: no need to probe, and soon again once it has not."""
+        self.idle, self.every = 0, PROBE_EVERY
 
 
 class Slower:
@@ -104,6 +135,8 @@ class Slower:
         self._rounds = rounds  # the quick half measures it
         self._clock = clock
         self._chosen: dict[int, _Member] = {}  # by sequences whose question is not answered yet
+        self.took_s: dict[int, float] = {}
+        """Time of each sequence's last answer, or of the one that is being made."""
         self._turn = 0
 
     def open(self, handle: int) -> None:
@@ -113,6 +146,7 @@ class Slower:
     def close(self, handle: int) -> None:
         """Free it."""
         self._chosen.pop(handle, None)
+        self.took_s.pop(handle, None)
         for member in self.members:
             member.close(handle)
 
@@ -126,9 +160,10 @@ class Slower:
         for request in batch:
             for member in self.members:
                 member.track(request).committed(request.token_ids)
-            member = self._chosen.get(request.handle) or self._best(request)
-            self._chosen[request.handle] = member
-            by_member.setdefault(id(member), []).append(request)
+            if request.handle not in self._chosen:
+                self._chosen[request.handle] = self._best(request)
+                self.took_s[request.handle] = 0.0
+            by_member.setdefault(id(self._chosen[request.handle]), []).append(request)
         outcomes: dict[int, Outcome] = {}
         for member in self.members:
             requests = by_member.get(id(member), [])
@@ -136,12 +171,16 @@ class Slower:
                 outcomes.update(self._ask(member, requests))
         return [outcomes[request.handle] for request in batch]
 
-    def prospect(self, request: DraftRequest) -> tuple[float, float]:
-        """The best member's expected tokens a second for this sequence, and seconds of drafting. From any thread."""
-        return max((self._rate(member, request), member.record.cost_s(request.k)) for member in self.members)
+    def prospect(self, request: DraftRequest) -> float:
+        """The best member's expected tokens a second for this sequence. From any thread."""
+        return max(self._rate(member, request) for member in self.members)
+
+    def num_unread(self, request: DraftRequest) -> int:
+        """Tokens that some member has to catch up on. From any thread."""
+        return max(member.num_unread(request) for member in self.members)
 
     def _rate(self, member: _Member, request: DraftRequest) -> float:
-        seconds = self._rounds.of(request.k) + member.record.cost_s(request.k)
+        seconds = self._rounds.of(request.k) + member.cost_s(request)
         return (1.0 + sum(member.survival(request))) / seconds
 
     def _best(self, request: DraftRequest) -> _Member:
@@ -159,10 +198,11 @@ class Slower:
         outcomes: dict[int, Outcome] = {}
         for request, answer in zip(requests, answers, strict=True):
             outcomes[request.handle] = answer
+            self.took_s[request.handle] += took_s
             if isinstance(answer, list | Sampled):
                 guesses = answer.token_ids if isinstance(answer, Sampled) else answer
+                member.record.took(request.k, member.num_unread(request), self.took_s[request.handle])
                 member.track(request).guessed(len(request.token_ids), guesses)
-                member.record.took(request.k, took_s)
                 del self._chosen[request.handle]
         return outcomes
 
@@ -188,6 +228,7 @@ class Cascade:
         self._rounds = RoundTime()
         self.slower = Slower(name, self.version, slow, self._rounds, clock) if slow else None
         self._last: dict[int, _Round] = {}
+        self._probes: dict[int, _Probe] = {}
 
     def open(self, handle: int) -> None:
         """Make room with every quick member."""
@@ -247,24 +288,17 @@ class Cascade:
         return length, best
 
     def _decide(self, request: DraftRequest, offer: Weighed) -> Outcome:
-        last = self._last.get(request.handle)
-        idle = last.idle if last is not None else 0
         length, rate = self._best_length(offer)
-        passed, draft_s = False, 0.0
+        passed = False
         if self.slower is not None and not request.alone:
-            slower_rate, draft_s = self.slower.prospect(request)
-            passed = slower_rate > rate
-            if not passed and not length:
-                idle += 1
-                passed = idle % PROBE_EVERY == 0
+            probe = self._probes.setdefault(bucket_of(request.sampling.temperature), _Probe())
+            passed = self.slower.prospect(request) > rate
+            if passed:
+                probe.won()
+            elif not length:
+                passed = probe.due(self.slower.num_unread(request))
         num_guesses = request.k if passed else length
-        self._last[request.handle] = _Round(
-            len(request.token_ids),
-            num_guesses,
-            self._clock(),
-            draft_s if passed else 0.0,
-            0 if passed else idle,
-        )
+        self._last[request.handle] = _Round(len(request.token_ids), num_guesses, self._clock(), passed)
         return PASS if passed else offer.token_ids[:length]
 
     def _measure(self, request: DraftRequest, now: float) -> None:
@@ -273,5 +307,7 @@ class Cascade:
         if last is None:
             return
         committed = len(request.token_ids) - last.base_len
-        if 1 <= committed <= last.num_guesses + 1:  # else there were rounds without a question in between
-            self._rounds.took(last.num_guesses, max(now - last.at - last.draft_s, 0.0))
+        if not 1 <= committed <= last.num_guesses + 1:
+            return  # there were rounds without a question in between
+        draft_s = self.slower.took_s.get(request.handle, 0.0) if last.passed and self.slower else 0.0
+        self._rounds.took(last.num_guesses, max(now - last.at - draft_s, 0.0))

@@ -14,6 +14,8 @@ _FORGET_RECORD, _FORGET_TRACK = 2000.0, 48.0  # observations at a position, at w
 _FROM_RECORD = 6.0  # observations that the past of other sequences counts for in a new one
 _CLIP = 4.0  # a measured time counts for at most so many times the mean: a stall is not a cost
 _DISCOUNT = 0.98
+_FEW = 64  # unread tokens that cost no more than the forward they are read in
+_READ_FOR = 16  # rounds that share the cost of reading a prompt
 
 
 @dataclass(slots=True)
@@ -47,7 +49,8 @@ class Record:
 
     def __init__(self) -> None:
         self._by_bucket: dict[int, Positions] = {}
-        self._cost_s: float | None = None  # of one guess
+        self._guess_s: float | None = None  # of one guess
+        self._read_s: float | None = None  # of one token that is read without guessing behind it
 
     def positions(self, bucket: int) -> Positions:
         """Counts of a bucket."""
@@ -61,17 +64,27 @@ class Record:
         right, seen = self.positions(bucket).at(position)
         return (right + _PRIOR_ACCEPTED) / (seen + _PRIOR_SEEN)
 
-    def took(self, num_guesses: int, seconds: float) -> None:
-        """Drafting so many guesses took so long, the batch it was in included."""
-        each = seconds / max(num_guesses, 1)
-        if self._cost_s is None:
-            self._cost_s = each
-        else:
-            self._cost_s += 0.05 * (min(each, _CLIP * self._cost_s) - self._cost_s)
+    def took(self, num_guesses: int, num_unread: int, seconds: float) -> None:
+        """Drafting so many guesses behind so many tokens not read yet took so long, the batch it was in included."""
+        if num_unread <= _FEW:
+            self._guess_s = _moved(self._guess_s, seconds / max(num_guesses, 1))
+        elif self._guess_s is not None:
+            self._read_s = _moved(self._read_s, max(seconds - num_guesses * self._guess_s, 0.0) / num_unread)
 
-    def cost_s(self, num_guesses: int) -> float:
-        """Expected time of drafting so many guesses; 0 before the first."""
-        return (self._cost_s or 0.0) * num_guesses
+    def cost_s(self, num_guesses: int, num_unread: int = 0) -> float:
+        """Expected time of it. Reading is spread over the rounds that will have its benefit; 0 before the first."""
+        reading_s = (self._read_s or 0.0) * num_unread / _READ_FOR if num_unread > _FEW else 0.0
+        return (self._guess_s or 0.0) * num_guesses + reading_s
+
+
+def _moved(mean: float | None, value: float) -> float:
+    """The running mean with one more value."""
+    return value if mean is None else mean + 0.05 * (min(value, _CLIP * mean) - mean)
+
+
+def bucket_of(temperature: float) -> int:
+    """Temperatures among which acceptance is much the same."""
+    return 0 if temperature == 0.0 else 1 + min(int(2 * temperature), 3)
 
 
 class Track:
@@ -79,14 +92,17 @@ class Track:
 
     def __init__(self, record: Record, temperature: float) -> None:
         self._record = record
-        self._bucket = 0 if temperature == 0.0 else 1 + min(int(2 * temperature), 3)
+        self._bucket = bucket_of(temperature)
         self._own = Positions(_FORGET_TRACK)
         self._base_len = 0
         self._guesses: Sequence[int] = ()
+        self.num_read = 0
+        """Tokens that the member has seen."""
 
     def guessed(self, base_len: int, guesses: Sequence[int]) -> None:
         """The guesses after ``base_len`` tokens, to be judged once more is known."""
         self._base_len, self._guesses = base_len, guesses
+        self.num_read = base_len
 
     def committed(self, token_ids: Sequence[int]) -> None:
         """Judge the last guesses by the text as it stands now.

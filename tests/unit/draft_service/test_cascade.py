@@ -7,7 +7,7 @@ from test_draft_worker import Answers, ask, opening
 
 from draft_service.drafters import PASS, DraftRequest
 from draft_service.drafters.base import Weighed
-from draft_service.drafters.cascade import PROBE_EVERY, Cascade
+from draft_service.drafters.cascade import PROBE_RARELY, Cascade
 from draft_service.drafters.prospects import Positions, Record, RoundTime, Track
 from draft_service.news import Close, Drafted, Extend
 from draft_service.worker import DraftWorker
@@ -114,9 +114,49 @@ def test_a_slow_member_that_is_always_wrong_gets_few_rounds():
     """It is found out within a few rounds, then only probed."""
     clock = Clock()
     cascade = Cascade("cascade", [Weigher(nothing), slow_member(taking(clock, 0.005))], clock=clock)
-    answered = drive(cascade, clock, 200, slow_right=False, slow_s=0.005)
-    assert answered.count("s") < 20 + 200 / PROBE_EVERY
-    assert answered[50:].count("s") >= 150 // PROBE_EVERY, "but it is not given up for ever"
+    answered = drive(cascade, clock, 600, slow_right=False, slow_s=0.005)
+    assert answered.count("s") < 30
+    assert answered[50:].count("s") >= 2, "but it is not given up for ever"
+    waits = [len(rounds) for rounds in answered.split("s")[-4:-1]]
+    assert waits == sorted(waits), "only asked more and more rarely"
+    assert waits[-1] <= PROBE_RARELY
+
+
+def test_a_slow_member_that_gets_better_gets_its_rounds_back():
+    """At first always wrong, then always right: within a few probes it answers everything."""
+    clock = Clock()
+    cascade = Cascade("cascade", [Weigher(nothing), slow_member(taking(clock, 0.001))], clock=clock)
+    drive(cascade, clock, 60, slow_right=False, slow_s=0.001)
+    cascade.close(1)
+    cascade.slower.close(1)
+    assert drive(cascade, clock, 1500, slow_right=True, slow_s=0.001)[-100:] == "s" * 100
+
+
+def test_a_long_prompt_is_not_read_for_a_probe():
+    """Where the slower half would have to read much first, it is tried four times as rarely."""
+    counts = []
+    for prompt_len in (1, 1000):
+        clock = Clock()
+        cascade = Cascade("cascade", [Weigher(nothing), slow_member(taking(clock, 0.1))], clock=clock)
+        drive(cascade, clock, 60, slow_right=False, slow_s=0.1)
+        passed = 0
+        for handle in range(2, 200):
+            cascade.open(handle)
+            for at in range(2):
+                passed += cascade.propose([request(handle, [0] * (prompt_len + at))]) == [PASS]
+            cascade.close(handle)
+        counts.append(passed)
+    assert counts[0] > counts[1]
+
+
+def test_reading_and_guessing_are_told_apart():
+    """A first answer behind a long prompt is not what guesses cost from then on."""
+    record = Record()
+    record.took(4, 3, 0.004)
+    for _ in range(20):
+        record.took(4, 1000, 0.104)
+    assert record.cost_s(4) == pytest.approx(0.004)
+    assert record.cost_s(4, 1000) == pytest.approx(0.004 + 0.100 / 16, rel=0.01)
 
 
 def test_a_slow_member_that_is_right_keeps_its_rounds():
