@@ -21,13 +21,13 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.recorded import Recorded, load_recorded
-from draft_service.drafters import PASS, Drafter, DraftRequest, TwoSpeed, build_drafters
+from draft_service.drafters import Drafter, DraftRequest, Pass, TwoSpeed, build_drafters
 from draft_service.drafters.base import tidy
 from evaluation.workload import Prompt, load_spec_bench
 from paceline.client import Chunk, Client, Finished, generate_request
@@ -127,8 +127,9 @@ def ask(drafter: Drafter, request: DraftRequest, opened: set[int]) -> list[int]:
     slower = drafter.slower if isinstance(drafter, TwoSpeed) else None
     while True:
         (answer,) = drafter.propose([request])
-        if answer is PASS:
+        if isinstance(answer, Pass):
             assert slower is not None
+            request = replace(request, k=answer.k)
             if request.handle not in opened:
                 slower.open(request.handle)
                 opened.add(request.handle)

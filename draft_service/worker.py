@@ -15,16 +15,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from draft_service.ahead import Ahead, advance, fits
 from draft_service.drafters.base import (
-    PASS,
     AheadDrafter,
     Branch,
     Drafter,
     DraftRequest,
     Outcome,
+    Pass,
     Sampled,
     tidy,
 )
@@ -347,10 +347,12 @@ class DraftWorker:
         sequence.draft_s += draft_s
         if outcome is None:
             return
-        if outcome is PASS:
+        if isinstance(outcome, Pass):
             assert self._relay is not None, "checked with the outcome"
             self._asking.pop(handle, None)
-            self._relay.ask(sequence.opening, sequence.token_ids, question)
+            self._relay.ask(
+                sequence.opening, sequence.token_ids, replace(question, k=min(outcome.k, request.k))
+            )
             return
         if isinstance(outcome, Exception):
             self._forget(handle)
@@ -481,7 +483,7 @@ def _proposed(drafter: Drafter, requests: Sequence[DraftRequest]) -> "list[Outco
 def _check(request: DraftRequest, outcome: Outcome) -> None:
     if outcome is None:
         return
-    if outcome is PASS:
+    if isinstance(outcome, Pass):
         if request.alone:
             raise ValueError("passed on a question that is for this drafter alone")
         return

@@ -8,7 +8,7 @@ Others come by import path (``plug_in``, docs/drafters.md), cascades are made of
 import time
 from collections.abc import Callable, Mapping
 
-from draft_service.drafters.base import PASS, AheadDrafter, Drafter, DraftRequest, Outcome, Sampled, TwoSpeed
+from draft_service.drafters.base import AheadDrafter, Drafter, DraftRequest, Outcome, Pass, Sampled, TwoSpeed
 from draft_service.drafters.cascade import Cascade
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafters.plug_in import Constructor, load_plug_in
@@ -24,11 +24,11 @@ DISTILLED_MODEL = "smollm2-drafter"
 
 __all__ = [
     "CONSTRUCTORS",
-    "PASS",
     "AheadDrafter",
     "DraftRequest",
     "Drafter",
     "Outcome",
+    "Pass",
     "Sampled",
     "SuffixDrafter",
     "TwoSpeed",

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from paceline.types import DraftDistribution, Law, SamplingParams
 
@@ -47,13 +46,14 @@ class Sampled:
     distributions: tuple[DraftDistribution, ...]
 
 
-class _Pass(Enum):
-    ON = "on"
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """An outcome: the slower half shall answer, with up to ``k`` (>= 1) guesses (see ``TwoSpeed``)."""
+
+    k: int
 
 
-PASS: Final = _Pass.ON
-"""An outcome: the slower half shall answer (see ``TwoSpeed``)."""
-Outcome: TypeAlias = list[int] | Sampled | Literal[_Pass.ON] | None
+Outcome: TypeAlias = list[int] | Sampled | Pass | None
 """A drafter's answer. A plain list is right under every law: such guesses count as certain."""
 
 
@@ -114,7 +114,7 @@ class Weighing(Drafter, Protocol):
 class TwoSpeed(Protocol):
     """A quick drafter with a slower half that works on the slow drafters' thread.
 
-    ``propose`` may answer PASS: the question, with all that was committed meanwhile, goes over to ``slower``, which
+    ``propose`` may answer ``Pass``: the question, with all that was committed meanwhile, goes over to ``slower``, which
     answers in its stead. Quick answers never wait for it. The two share nothing but what each may read at any time.
     """
 

@@ -5,7 +5,7 @@
       quick members guess (microseconds)               the slow member with the best prospects guesses
       rate of each guess, of the slower half,          what it guessed is held against what was committed later
       of drafting nothing: the highest wins              |
-      the slower half wins: PASS                         v
+      the slower half wins: Pass                         v
       <------------------- Record of each slow member: acceptance by position, seconds
 
 A member's rate is (1 + expected accepted guesses) / (time of a round with so many guesses + time of drafting them).
@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from draft_service.drafters.base import (
-    PASS,
     Drafter,
     DraftRequest,
     Outcome,
+    Pass,
     Sampled,
     Weighed,
     Weighing,
@@ -67,10 +67,6 @@ class _Member:
         """Tokens of the sequence that it has not seen. From any thread."""
         track = self.tracks.get(request.handle)
         return len(request.token_ids) - (track.num_read if track is not None else 0)
-
-    def cost_s(self, request: DraftRequest) -> float:
-        """Expected time of its answer. From any thread."""
-        return self.record.cost_s(request.k, self.num_unread(request))
 
 
 def _open_all(members: Sequence[_Member], handle: int) -> None:
@@ -171,17 +167,22 @@ class Slower:
                 outcomes.update(self._ask(member, requests))
         return [outcomes[request.handle] for request in batch]
 
-    def prospect(self, request: DraftRequest) -> float:
-        """The best member's expected tokens a second for this sequence. From any thread."""
-        return max(self._rate(member, request) for member in self.members)
+    def prospect(self, request: DraftRequest) -> tuple[float, int]:
+        """The best member's expected tokens a second for this sequence, with so many guesses. From any thread."""
+        return max(self._prospect(member, request) for member in self.members)
 
     def num_unread(self, request: DraftRequest) -> int:
         """Tokens that some member has to catch up on. From any thread."""
         return max(member.num_unread(request) for member in self.members)
 
-    def _rate(self, member: _Member, request: DraftRequest) -> float:
-        seconds = self._rounds.of(request.k) + member.cost_s(request)
-        return (1.0 + sum(member.survival(request))) / seconds
+    def _prospect(self, member: _Member, request: DraftRequest) -> tuple[float, int]:
+        expected, best = 0.0, (0.0, 1)
+        num_unread = member.num_unread(request)
+        for length, alive in enumerate(member.survival(request), start=1):
+            expected += alive
+            seconds = self._rounds.of(length) + member.record.cost_s(length, num_unread)
+            best = max(best, ((1.0 + expected) / seconds, length))
+        return best
 
     def _best(self, request: DraftRequest) -> _Member:
         if len(self.members) == 1:
@@ -189,7 +190,7 @@ class Slower:
         self._turn += 1
         if self._turn % PROBE_EVERY == 0:
             return self.members[self._turn // PROBE_EVERY % len(self.members)]
-        return max(self.members, key=lambda member: self._rate(member, request))
+        return max(self.members, key=lambda member: self._prospect(member, request))
 
     def _ask(self, member: _Member, requests: Sequence[DraftRequest]) -> dict[int, Outcome]:
         began = self._clock()
@@ -245,7 +246,7 @@ class Cascade:
         return any(tidy(member.drafter) for member in self._quick)
 
     def propose(self, batch: Sequence[DraftRequest]) -> list[Outcome]:
-        """The best of the quick guesses, none, or PASS."""
+        """The best of the quick guesses, none, or Pass."""
         now = self._clock()
         for request in batch:
             self._measure(request, now)
@@ -289,17 +290,19 @@ class Cascade:
 
     def _decide(self, request: DraftRequest, offer: Weighed) -> Outcome:
         length, rate = self._best_length(offer)
-        passed = False
+        passed = 0
         if self.slower is not None and not request.alone:
             probe = self._probes.setdefault(bucket_of(request.sampling.temperature), _Probe())
-            passed = self.slower.prospect(request) > rate
-            if passed:
+            slower_rate, slower_length = self.slower.prospect(request)
+            if slower_rate > rate:
+                passed = slower_length
                 probe.won()
-            elif not length:
-                passed = probe.due(self.slower.num_unread(request))
-        num_guesses = request.k if passed else length
-        self._last[request.handle] = _Round(len(request.token_ids), num_guesses, self._clock(), passed)
-        return PASS if passed else offer.token_ids[:length]
+            elif not length and probe.due(self.slower.num_unread(request)):
+                passed = slower_length
+        self._last[request.handle] = _Round(
+            len(request.token_ids), passed or length, self._clock(), passed=passed > 0
+        )
+        return Pass(passed) if passed else offer.token_ids[:length]
 
     def _measure(self, request: DraftRequest, now: float) -> None:
         """The round that ends with this question."""

@@ -5,7 +5,7 @@ import threading
 import pytest
 from test_draft_worker import Answers, ask, opening
 
-from draft_service.drafters import PASS, DraftRequest
+from draft_service.drafters import DraftRequest, Pass
 from draft_service.drafters.base import Weighed
 from draft_service.drafters.cascade import PROBE_RARELY, Cascade
 from draft_service.drafters.prospects import Positions, Record, RoundTime, Track
@@ -70,7 +70,7 @@ def test_without_a_quick_guess_the_slower_half_is_asked():
     """At first it is trusted enough to get its rounds."""
     cascade = Cascade("cascade", [Weigher(nothing), slow_member()], clock=Clock())
     cascade.open(1)
-    assert cascade.propose([request(1, [5])]) == [PASS]
+    assert isinstance(cascade.propose([request(1, [5])])[0], Pass)
     assert cascade.propose([request(1, [5], alone=True)]) == [[]], "there is nobody to pass on to"
 
 
@@ -89,14 +89,14 @@ def drive(cascade, clock, rounds, *, slow_right, slow_s, round_s=0.010, k=4):
     for _ in range(rounds):
         (outcome,) = cascade.propose([request(1, text, k)])
         guesses = outcome
-        if outcome is PASS:
+        if isinstance(outcome, Pass):
             answered += "s"
-            (guesses,) = cascade.slower.propose([request(1, text, k)])
+            (guesses,) = cascade.slower.propose([request(1, text, outcome.k)])
             assert clock.now > 0 or not slow_s
         else:
             answered += "q" if outcome else "-"
         clock.now += round_s
-        right = slow_right or outcome is not PASS
+        right = slow_right or not isinstance(outcome, Pass)
         text = [*text, *(guesses if right else [999])] or text
         text = [*text, text[-1] + 1 if right else 0]
     return answered
@@ -143,7 +143,7 @@ def test_a_long_prompt_is_not_read_for_a_probe():
         for handle in range(2, 200):
             cascade.open(handle)
             for at in range(2):
-                passed += cascade.propose([request(handle, [0] * (prompt_len + at))]) == [PASS]
+                passed += isinstance(cascade.propose([request(handle, [0] * (prompt_len + at))])[0], Pass)
             cascade.close(handle)
         counts.append(passed)
     assert counts[0] > counts[1]
@@ -172,6 +172,24 @@ def test_a_slow_member_that_is_right_but_dear_is_dropped():
     cascade = Cascade("cascade", [Weigher(nothing), slow_member(taking(clock, 0.100))], clock=clock)
     answered = drive(cascade, clock, 100, slow_right=True, slow_s=0.100)
     assert answered.count("s") < 25
+
+
+def test_the_slower_half_is_asked_for_as_much_as_pays():
+    """Right at the first position and never at the second: soon only one guess is asked for."""
+    clock = Clock()
+    cascade = Cascade("cascade", [Weigher(nothing), slow_member(taking(clock, 0.0005))], clock=clock)
+    cascade.open(1)
+    cascade.slower.open(1)
+    text, lengths = [0], []
+    for _ in range(60):
+        (outcome,) = cascade.propose([request(1, text)])
+        assert isinstance(outcome, Pass)
+        lengths.append(outcome.k)
+        (guesses,) = cascade.slower.propose([request(1, text, outcome.k)])
+        clock.now += 0.010 * (1 + 0.1 * len(guesses))
+        text = [*text, guesses[0], 0]
+    assert lengths[0] > 1
+    assert set(lengths[-20:]) == {1}
 
 
 def test_of_two_quick_members_the_better_offer_wins():
@@ -216,7 +234,7 @@ def test_any_two_drafters_and_never_none():
     assert quick.slower is None
     assert slow.slower is not None
     slow.open(1)
-    assert slow.propose([request(1, [0])]) == [PASS]
+    assert isinstance(slow.propose([request(1, [0])])[0], Pass)
     assert len({both.version, quick.version, slow.version}) == 3
     with pytest.raises(ConfigError, match="members is empty"):
         Cascade("c", [])
