@@ -4,10 +4,10 @@
 
 The target is the default model, the prompts Spec-Bench's, the text the target's own draws at each temperature. At every
 base all laws draft k = 4 tokens after the same text with the code that serves; the sampled laws are credited
-with their exact expectation given the draft, the coupled one with what it accepts. Drafts are the target itself,
-spoilt: whatever a real drafter does wrong is one of these or between them, and a pair costs no second model.
+with their exact expectation given the draft, the coupled one with what it accepts. Drafts:
 
-    noisy     logits plus a normal error that hangs on the text alone (sigma 0.5 and 1.5)
+    distilled the small model made for this target
+    noisy     the target itself, spoilt: logits plus a normal error that hangs on the text alone (sigma 0.5 and 1.5)
     sure      logits times 1.3: too certain, as drafters trained on the target's own answers tend to be
     shallow   half the target, half its first 20 of 30 layers, which alone know little
 
@@ -31,6 +31,7 @@ import torch
 from evaluation.workload import load_spec_bench
 from paceline.config import ModelConfig
 from paceline.engine import Runner, Segment, load_runner
+from paceline.engine.distilled import load_distilled
 from paceline.model_store import resolve_model_dir
 from paceline.sampling import TokenRow, choose, decide, draft_tokens, processed_logprobs, sample_draft
 from paceline.sampling.block import block_thresholds
@@ -95,6 +96,30 @@ def noisy(sigma: float) -> Draft:
 def sure(factor: float) -> Draft:
     """Too certain."""
     return lambda texts, logits: logits * factor
+
+
+class Second:
+    """``share`` of another model, the rest the target; in slots of its own, read anew where a text is new."""
+
+    def __init__(self, runner: Runner, num: int, share: float = 1.0) -> None:
+        self._runner = runner
+        self._slots = [runner.kv.acquire() or 0 for _ in range(num)]
+        self._read: list[list[int]] = [[] for _ in range(num)]
+        self._share = share
+
+    def draft(self, texts: Sequence[Sequence[int]], logits: torch.Tensor) -> torch.Tensor:
+        """See ``Draft``."""
+        segments = []
+        for index, text in enumerate(texts):
+            read = self._read[index]
+            kept = 0
+            while kept < min(len(read), len(text) - 1) and read[kept] == text[kept]:
+                kept += 1
+            self._runner.kv.truncate(self._slots[index], kept)
+            segments.append(Segment(self._slots[index], kept, list(text[kept:]), 1))
+            self._read[index] = list(text)
+        own = self._runner.forward(segments)
+        return own if self._share == 1.0 else (1 - self._share) * logits + self._share * own
 
 
 def drafted(
@@ -185,7 +210,7 @@ def measure(
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer prompts, rounds and pairs")
+    parser.add_argument("--quick", action="store_true", help="fewer prompts and rounds")
     parser.add_argument(
         "--prompts",
         type=Path,
@@ -193,6 +218,7 @@ def main() -> None:
         help="Spec-Bench",
     )
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--pairs", nargs="+", default=["distilled", "spoilt"], help="and shallow")
     parser.add_argument("--rounds", type=int, default=0, help="bases a prompt; 0: by --quick")
     arguments = parser.parse_args()
     per_category, rounds = (2, 3) if arguments.quick else (6, 8)
@@ -204,9 +230,18 @@ def main() -> None:
         for prompt in load_spec_bench(arguments.prompts, per_category)
     ]
     target = load_runner(model, kv_slots=len(prompts), max_context=512)
-    pairs: dict[str, Draft] = {"noisy 0.5": noisy(0.5), "noisy 1.5": noisy(1.5), "sure 1.3": sure(1.3)}
-    if not arguments.quick:
-        pairs["shallow"] = Shallow(model, len(prompts)).draft
+    num = len(prompts)
+    pairs: dict[str, Draft] = {}
+    if "distilled" in arguments.pairs:
+        own = load_distilled(
+            model.model_copy(update={"name": "smollm2-drafter"}), kv_slots=num, max_context=512
+        )
+        pairs["distilled"] = Second(own, num).draft
+    if "spoilt" in arguments.pairs:
+        pairs |= {"noisy 0.5": noisy(0.5), "noisy 1.5": noisy(1.5), "sure 1.3": sure(1.3)}
+    if "shallow" in arguments.pairs:
+        first_layers = load_runner(model, kv_slots=num, max_context=512, layers=20)
+        pairs["shallow"] = Second(first_layers, num, 0.5).draft
     started = time.monotonic()
     accepted, seconds = measure(target, pairs, prompts, rounds)
 
@@ -255,29 +290,6 @@ def main() -> None:
         },
     }
     print("RESULT " + json.dumps(result))
-
-
-class Shallow:
-    """Half the target, half its first layers: a second model in slots of its own, read anew where a text is new."""
-
-    def __init__(self, model: ModelConfig, num: int, *, layers: int = 20, share: float = 0.5) -> None:
-        self._runner = load_runner(model, kv_slots=num, max_context=512, layers=layers)
-        self._slots = [self._runner.kv.acquire() or 0 for _ in range(num)]
-        self._read: list[list[int]] = [[] for _ in range(num)]
-        self._share = share
-
-    def draft(self, texts: Sequence[Sequence[int]], logits: torch.Tensor) -> torch.Tensor:
-        """See ``Draft``."""
-        segments = []
-        for index, text in enumerate(texts):
-            read = self._read[index]
-            kept = 0
-            while kept < min(len(read), len(text) - 1) and read[kept] == text[kept]:
-                kept += 1
-            self._runner.kv.truncate(self._slots[index], kept)
-            segments.append(Segment(self._slots[index], kept, list(text[kept:]), 1))
-            self._read[index] = list(text)
-        return (1 - self._share) * logits + self._share * self._runner.forward(segments)
 
 
 if __name__ == "__main__":
