@@ -9,6 +9,7 @@ for a machine that is never quiet there is `--clock cpu`: one thread, and its ow
 """
 
 import argparse
+import copy
 import gc
 import json
 import os
@@ -205,10 +206,20 @@ def generate(runner: Runner, prompt: list[int], tokens: int, *, k: int) -> tuple
     return output, rounds
 
 
+def first_layers(model: Any) -> Any:
+    """A model of the target's first third of layers with its head: the only smaller one with the same tokenizer."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = max(1, config.num_hidden_layers // 3)
+    assistant = type(model)(config).to(model.dtype).eval()
+    assistant.load_state_dict(model.state_dict(), strict=False)
+    assistant.generation_config = copy.deepcopy(model.generation_config)
+    return assistant
+
+
 def contest(
-    runner: Runner, model: Any, prompts: list[list[int]], tokens: int, clock: Clock
+    runner: Runner, model: Any, assistant: Any, prompts: list[list[int]], tokens: int, clock: Clock
 ) -> dict[str, Any]:
-    """Milliseconds a token of ours and of transformers, plain and with prompt lookup, over the same prompts."""
+    """Milliseconds a token of ours and of transformers, plain, with prompt lookup and assisted, over the same prompts."""
     eos = list(runner.eos_token_ids)
 
     def ours(k: int) -> Callable[[list[int]], list[int]]:
@@ -232,6 +243,7 @@ def contest(
         "lean lookup": ours(K),
         "transformers plain": theirs(),
         "transformers lookup": theirs(prompt_lookup_num_tokens=K),
+        "transformers assisted": theirs(assistant_model=assistant),
     }
     for way in ways.values():
         way(prompts[0][:20])  # whatever is made at the first call
@@ -307,7 +319,7 @@ def main() -> None:
     padded = padded_costs(model, clock, rounds)
     tokenizer = Tokenizer.load(directory)
     encoded = [tokenizer.encode_chat([("user", prompt)]) for prompt in PROMPTS[:prompts]]
-    race = contest(lean, model, encoded, tokens, clock)
+    race = contest(lean, model, first_layers(model), encoded, tokens, clock)
 
     weight_bytes = getattr(lean._body, "weight_bytes", 0)  # type: ignore[attr-defined]
     stored = sum(weight.nbytes for weight in model.parameters())
