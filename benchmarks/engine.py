@@ -27,7 +27,7 @@ from paceline.model_store import resolve_model_dir
 from paceline.tokenizer import Tokenizer
 
 CONTEXT = 256
-STEPS = ((1, 1), (1, 2), (1, 4), (1, 5), (1, 9), (1, 16), (8, 1), (8, 5), (16, 1))
+STEPS = ((1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 9), (1, 16), (8, 1), (8, 5), (16, 1))
 """(sequences, rows of each)."""
 K = 4
 
@@ -288,17 +288,19 @@ def main() -> None:
     bandwidth = read_bandwidth(clock)
     runners: dict[str, Runner] = {}
     loading = {}
-    for name, kind, compiler in (
-        ("lean", "lean", True),
-        ("lean torch", "lean", False),
-        ("reference", "reference", True),
+    others = "float32" if arguments.dtype in ("auto", "w4a8") else arguments.dtype
+    for name, kind, dtype, compiler in (
+        ("lean", "lean", arguments.dtype, True),
+        ("lean float32", "lean", "float32", True),
+        ("lean torch", "lean", others, False),
+        ("reference", "reference", others, True),
     ):
         if not compiler:
             os.environ["PACELINE_NO_COMPILER"] = "1"
         start = time.perf_counter()
         runners[name] = load_runner(
             ModelConfig.model_validate(
-                {"name": arguments.model, "dtype": arguments.dtype, "threads": threads, "runner": kind}
+                {"name": arguments.model, "dtype": dtype, "threads": threads, "runner": kind}
             ),
             kv_slots=16,
             max_context=2 * CONTEXT + 128,

@@ -42,7 +42,7 @@ from paceline.v1 import verify_pb2, verify_pb2_grpc
 
 KS = (1, 4, 8)
 BATCH = 8
-GAP_BOUND = {"float32": 1e-4, "bfloat16": 6e-2}
+GAP_BOUND = {"float32": 1e-4, "bfloat16": 6e-2, "w4a8": 6e-2}
 PLAIN = Plan.plain("evaluation")
 
 
