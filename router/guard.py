@@ -140,6 +140,7 @@ class Guard:
         self._rules = rules or GuardRules()
         self._lines: dict[Subject, _Line] = {}
         self._plain: dict[str, _Recent] = {}  # by task; "" holds all
+        self._unsaid = False  # a subject that no document has named yet
 
     # --- evidence ---
 
@@ -165,6 +166,7 @@ class Guard:
         if line is None:
             on = self._rules.begins_on(subject[0])
             line = self._lines[subject] = _Line(GuardState.ON if on else GuardState.HALF_OPEN)
+            self._unsaid = True
         return line
 
     def _run(self, task: str, line: _Line, length: int) -> "_Run":
@@ -191,7 +193,10 @@ class Guard:
                         {"switches": line.switches},
                     )
                 )
-        return (self.document(), audits) if audits else None
+        if not audits and not self._unsaid:
+            return None
+        self._unsaid = False
+        return self.document(), audits
 
     def _decide(self, task: str, line: _Line, now: float) -> str:
         """Change ``line`` if there is reason; gives the reason in words."""

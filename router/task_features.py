@@ -19,9 +19,9 @@ from router.task_cues import CUES, cue_scores
 Indices = NDArray[np.int64]
 
 NUM_HASHED = 1 << 15
-END = 300
+END = 260
 """Characters of either end that are read word by word."""
-BODY = 600
+BODY = 400
 """Characters of either end whose shape is looked at."""
 _EDGE_TOKENS = 12
 """So many tokens at the beginning and at the end count once more, by where they stand."""
