@@ -205,7 +205,7 @@ void rotate(const float* x, const float* cosines, const float* sines, int64_t ha
 // ---- Attention: a few consecutive rows of one sequence, kGroup query heads over the keys and values of a KV head ----
 
 constexpr int kTile = 8;           // most rows
-constexpr int kAsked = 32;         // lines of weights asked for beside sixteen keys of a row
+constexpr int kAsked = 11;         // lines of weights asked for beside sixteen keys of a row and head
 constexpr int64_t kStretch = 64;   // positions whose values stay in the first cache while all rows pass over them
 
 struct Look {
@@ -277,10 +277,10 @@ inline void gather(const float* weights, int64_t weights_stride, const float* va
   }
 }
 
-// Asks for sixteen keys or values.
+// Asks for the keys or values of positions `first` .. `last`.
 template <int kVecs>
 inline void ask(const float* from, int64_t stride, int64_t first, int64_t last) {
-  for (int64_t j = first; j < std::min(first + kLanes, last); ++j) {
+  for (int64_t j = first; j < last; ++j) {
     for (int v = 0; v < kVecs; ++v) __builtin_prefetch(from + j * stride + v * kLanes);
   }
 }
@@ -293,12 +293,15 @@ void attend(const Look& look) {
   const int64_t row_scores = kGroup * look.scores_stride;
   for (int64_t block = 0; block < blocks_of(last); ++block) {
     const int64_t first = block * kLanes;
-    ask<kVecs>(look.keys, look.kv_stride, first + 2 * kLanes, last);
-    ask<kVecs>(look.values, look.kv_stride, first, last);
-    look.ahead->ask(kAsked * look.rows);
     for (int64_t r = 0; r < look.rows; ++r) {
       if (first >= look.length + r) continue;
       for (int g = 0; g < kGroup; ++g) {
+        // A little before each piece of arithmetic: asking for much at once waits for it.
+        const int64_t from = kLanes * (r * kGroup + g) / (look.rows * kGroup);
+        const int64_t to = kLanes * (r * kGroup + g + 1) / (look.rows * kGroup);
+        ask<kVecs>(look.keys, look.kv_stride, first + 2 * kLanes + from, std::min(first + 2 * kLanes + to, last));
+        ask<kVecs>(look.values, look.kv_stride, first + from, std::min(first + to, last));
+        look.ahead->ask(kAsked);
         store(look.scores + r * row_scores + g * look.scores_stride + first,
               score<kVecs>(look.query + r * look.query_stride + g * kSize, look.keys + first * look.kv_stride,
                            look.kv_stride, look.length + r - first, splat(look.scaling)));
@@ -524,7 +527,7 @@ class Engine {
 
   // Consecutive rows of a sequence in one task, as many as leave enough tasks for all threads.
   void cut_tiles(const Batch& batch) {
-    const int64_t enough = 4 * static_cast<int64_t>(own_.size());
+    const int64_t enough = 2 * static_cast<int64_t>(own_.size());
     const int64_t most = std::clamp<int64_t>(batch.rows * model_.kv_heads / enough, 1, kTile);
     tiles_.clear();
     for (int64_t r = 0; r < batch.rows; ++r) {
