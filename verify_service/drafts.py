@@ -19,6 +19,9 @@ from verify_service.pace import Pace
 from verify_service.sequence import Sequence
 
 MIRROR_LAG = 32  # tokens that a mirror may lag behind while nothing is asked
+SHORTEST_WAIT_S = (
+    0.03  # a process that lost its core for a time slice is late, not gone: three of these open the breaker
+)
 RETRY_S = 1.0  # between two tries to open a sequence on replicas that had no room
 
 
@@ -268,11 +271,14 @@ class Drafts:
         return math.inf if asked is None or usual_s is None else asked.asked_at + usual_s
 
     def _longest_wait_s(self, asked: _Asked) -> float:
-        """How long a row stands back for its own proposal: twice what is usual, a step at least; the prompt takes longer."""
+        """How long a row stands back for its own proposal: twice what is usual, a step at least; the prompt takes longer.
+
+        Never under ``SHORTEST_WAIT_S``: where steps take a few milliseconds, the operating system alone is later than that.
+        """
         usual_s = asked.pace.usual_wait_s() if asked.pace is not None else None
         if usual_s is None or asked.reads_prompt:
             return self._wait_s
-        return min(self._wait_s, max(2 * usual_s, self._step_s))
+        return min(self._wait_s, max(2 * usual_s, self._step_s, SHORTEST_WAIT_S))
 
     def take(self, sequence: Sequence, now: float) -> Block:
         """The block that the sequence's round verifies; a proposal that should be here and is not counts as missed."""
