@@ -3,6 +3,8 @@
 MAX_STRETCH = 2.0
 """A step with prompt tokens in it may take so many times a step without (inter-token gap of running streams)."""
 _FIRST_GUESS = 16
+_BREATH = 10
+"""Every so many steps one goes without prompt tokens: only that tells what such a step costs now, on a machine that has slowed down."""
 _KEEP = 0.8  # of the running mean, per observation
 
 
@@ -13,19 +15,23 @@ class PrefillBudget:
         self._most = most
         self._decode_step_s: float | None = None
         self._token_s: float | None = None
+        self._steps_since = 0  # with prompt tokens beside streams, since one without
 
     def tokens(self, *, decodes: bool) -> int:
-        """Prompt tokens that the next step may hold; ``decodes``: streams are running beside it."""
+        """Prompt tokens that the next step may hold, 0 now and then; ``decodes``: streams are running beside it."""
         if not decodes:
             return self._most
+        if self._steps_since >= _BREATH:
+            return 0
         if self._decode_step_s is None or self._token_s is None:
             return min(_FIRST_GUESS, self._most)
         fitting = (MAX_STRETCH - 1) * self._decode_step_s / self._token_s
-        # Never none: the streams pay for the weights anyway, and behind thousands of tokens one more may cost half a step.
-        return max(1, min(int(fitting), self._most))
+        # Never none for long: behind thousands of tokens one more may cost half a step, and the prompt has to end.
+        return max(1, min(round(fitting), self._most))
 
     def observe(self, step_s: float, prompt_tokens: int, *, decodes: bool) -> None:
         """A step took ``step_s`` with so many prompt tokens in it."""
+        self._steps_since = self._steps_since + 1 if prompt_tokens and decodes else 0
         if not prompt_tokens:
             self._decode_step_s = _mean(self._decode_step_s, step_s)
         elif self._decode_step_s is None or not decodes:

@@ -13,6 +13,7 @@ import grpc
 from paceline import codec
 from paceline.config import PacelineConfig
 from paceline.engine import Runner, load_runner
+from paceline.engine.memory import give_back_free_memory
 from paceline.errors import FieldViolation, InvalidRequestError
 from paceline.ranges import MAX_K, sampling_violations
 from paceline.serving.delay_line import DelayLine
@@ -209,6 +210,7 @@ async def create_server(config: PacelineConfig) -> TierServer:
         },
     )
     costs = await asyncio.to_thread(_step_costs, config, runner)
+    await asyncio.to_thread(give_back_free_memory)
     verify_id = f"{socket.gethostname()}:{os.getpid()}"
     telemetry = Telemetry.setup(config.telemetry, service_name=names.SERVICE_VERIFY, instance_id=verify_id)
     engine = Engine(runner, config.verify, loop, costs)
