@@ -115,7 +115,7 @@ def test_engine_equals_one_token_at_a_time(
     runner = load_runner(settings, kv_slots=4, max_context=CONTEXT)
     alone = OneByOne(load_runner(settings, kv_slots=1, max_context=CONTEXT))
     assert runner.info.numerics == "deterministic"
-    config = VerifyConfig(max_queue=4, prefill_chunk=17, draft_wait_s=0.05, draft_level="2")
+    config = VerifyConfig(max_queue=4, prefill_chunk=17, draft_wait_s=0.05, draft_level="2", depth="fixed")
     world = World(1, manual_clock(monkeypatch), runner, config, ask=alone.ask, answer=alone.answer)
     world.link()
     actions: list[tuple[Callable[[], None], int]] = [
