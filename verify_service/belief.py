@@ -30,6 +30,10 @@ _PRIOR_MEAN, _PRIOR_STRENGTH = 0.6, 2.0
 _FILL_MEAN, _FILL_STRENGTH = 0.6, 2.0
 _STRENGTH, _MOST_STRENGTH = 3.0, 16.0
 _CAUTION = 8.0
+FIRST_EXPOSED_S = 5e-4
+"""What asking a drafter adds to a round, until it has been seen."""
+_LEAST_RATE, _FORGET_COST = 0.1, 0.01
+_DEAR_TOKEN_S = 0.01  # the first answer counts for no more than that a token
 
 NOTHING, PART, ALL = 0, 1, 2
 """Moods: nothing of the last block was right or there was none, a part was, all of it."""
@@ -92,7 +96,7 @@ class DrafterTrack:
     fills: list[float] = field(default_factory=_by_mood)  # the same three of whether there is a guess
     long: list[float] = field(default_factory=_by_depth)  # by position: blocks that reached it
     wanted: list[float] = field(default_factory=_by_depth)  # of those asked for so long
-    exposed_s: float = 0.0  # time that asking adds between two steps
+    exposed_s: float = FIRST_EXPOSED_S  # time that asking adds between two steps
     draft_s: float = 0.0
     k: float = 0.0  # depth at which these were seen
     weight: float = 0.0
@@ -329,14 +333,19 @@ def _filled(track: Track, drafter: DrafterTrack, view: View, asked: int, propose
 
 def timed(drafter: DrafterTrack, exposed_s: float, draft_s: float, k: int) -> None:
     """Asking for ``k`` tokens added so much time between two steps; the drafter itself took ``draft_s``."""
-    if drafter.weight < 1.0:
-        drafter.exposed_s, drafter.draft_s, drafter.k = exposed_s, draft_s, float(k)
-        drafter.k_square, drafter.k_time, drafter.weight = float(k * k), k * draft_s, 1.0
-        return
+    # An outlier (a prompt that had to be read first, a core that was lost) counts for little, the first one too: what
+    # looks dear is not asked again, and would never be known to be cheap.
+    drafter.weight += 1.0
+    rate = max(_LEAST_RATE, 1.0 / drafter.weight)
     exposed_s = min(exposed_s, 3.0 * drafter.exposed_s + 5e-4)
-    draft_s = min(draft_s, 3.0 * drafter.draft_s + 5e-4)
-    drafter.exposed_s += 0.1 * (exposed_s - drafter.exposed_s)
-    drafter.draft_s += 0.1 * (draft_s - drafter.draft_s)
-    drafter.k += 0.1 * (k - drafter.k)
-    drafter.k_square += 0.1 * (k * k - drafter.k_square)
-    drafter.k_time += 0.1 * (k * draft_s - drafter.k_time)
+    draft_s = min(draft_s, 3.0 * drafter.draft_s + 5e-4 if drafter.weight > 1.0 else _DEAR_TOKEN_S * k)
+    drafter.exposed_s += max(_LEAST_RATE, 1.0 / (1.0 + drafter.weight)) * (exposed_s - drafter.exposed_s)
+    drafter.draft_s += rate * (draft_s - drafter.draft_s)
+    drafter.k += rate * (k - drafter.k)
+    drafter.k_square += rate * (k * k - drafter.k_square)
+    drafter.k_time += rate * (k * draft_s - drafter.k_time)
+
+
+def unasked(drafter: DrafterTrack) -> None:
+    """A step in which nobody asked: what asking costs is known a little less well, so that it is tried again some day."""
+    drafter.exposed_s += _FORGET_COST * (min(drafter.exposed_s, FIRST_EXPOSED_S) - drafter.exposed_s)

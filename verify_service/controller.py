@@ -36,6 +36,7 @@ from verify_service.belief import (
     View,
     looked_at,
     timed,
+    unasked,
     waited_for,
 )
 from verify_service.costs import CostTable, table_of
@@ -566,6 +567,8 @@ def _learn(model: Model, state: State, facts: StepFacts) -> State:
     if facts.gap_s >= 0.0:
         for name, depth in deepest.items():
             timed(drafters[name], max(facts.gap_s - quiet_gap_s, 0.0), facts.draft_s, depth)
+        for name in drafters.keys() & views.keys() - deepest.keys():
+            unasked(drafters[name])
         if not anybody:
             quiet_gap_s += 0.1 * (min(facts.gap_s, 3.0 * quiet_gap_s + 1e-4) - quiet_gap_s)
     pace, regions = _paced(model, state, facts)

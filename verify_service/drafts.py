@@ -137,6 +137,7 @@ class Block:
     work_s: float = 0.0
     ahead_level: int = 0
     ahead_hit: bool = False
+    read_prompt: bool = False  # the drafter had the whole sequence to read first, so its time says nothing
 
 
 _PLAIN = Block([], ProposalOutcome.NONE)
@@ -296,7 +297,7 @@ class Drafts:
             if asked.pace is not None:  # how late it would have been is not known: half as much again
                 asked.pace.waited(1.5 * (now - asked.asked_at))
             self._missed(asked.link, now)
-            return Block([], ProposalOutcome.LATE, drafter)
+            return Block([], ProposalOutcome.LATE, drafter, read_prompt=asked.reads_prompt)
         answer, asked.answer = asked.answer, None
         hit = bool(answer.assumed_ids)
         pace = asked.pace
@@ -313,6 +314,7 @@ class Drafts:
             answer.draft_s,
             asked.last_lookahead.level,
             hit,
+            asked.reads_prompt,
         )
 
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:

@@ -67,7 +67,8 @@ class Steering:
         rounds = [
             (item.sequence, block) for item, block in zip(work, blocks, strict=True) if block is not None
         ]
-        self._gap_s = started - self._ended if rounds and self._ended else -1.0
+        usual = not any(block.read_prompt for _, block in rounds)
+        self._gap_s = started - self._ended if rounds and self._ended and usual else -1.0
         self._proposed = {
             sequence.id: len(block.token_ids) if block.outcome in _ASKED[:2] else -1
             for sequence, block in rounds
