@@ -24,7 +24,7 @@ def test_a_dear_drafter_is_known_to_be_dear_after_some_answers() -> None:
 def test_what_is_not_asked_is_forgotten() -> None:
     """A drafter that looked dear looks cheap enough to be tried after a while, and a cheap one does not look dearer."""
     dear, cheap = DrafterTrack(exposed_s=0.1), DrafterTrack(exposed_s=1e-4)
-    for _ in range(500):
+    for _ in range(800):
         unasked(dear)
         unasked(cheap)
     assert dear.exposed_s < 2 * FIRST_EXPOSED_S
