@@ -184,7 +184,7 @@ class Comparison:
         return 0, await self.roomy.decode(request, tenant=f"plain {request.number}")
 
     def speculative(self, drafter: str, k: int) -> Callable[[Request], Awaitable[tuple[int, Reply]]]:
-        plan = Plan.speculative(drafter, k, "evaluation")
+        plan = Plan.speculative(drafter, k, "evaluation", k_fixed=True)
 
         async def one(request: Request) -> tuple[int, Reply]:
             tenant = f"{drafter} {k} {request.number}"
@@ -206,7 +206,7 @@ class Comparison:
                 await self.roomy.decode(long, tenant=f"long {number}")
 
         async def one(request: Request) -> tuple[int, Reply]:
-            plan = PLAIN if request.number // 2 % 2 else Plan.speculative("ngram", 4, "evaluation")
+            plan = PLAIN if request.number // 2 % 2 else Plan.speculative("ngram", 4, "evaluation", k_fixed=True)
             return 0, await self.roomy.decode(request, plan=plan, tenant=f"batch {request.number}")
 
         beside = asyncio.create_task(prompts())
@@ -237,7 +237,7 @@ class Comparison:
         head = await self.roomy.decode(request, tenant=tenant, leave_after=self._cut(request))
         if len(head.tokens) >= len(self.answers[request.number]):
             return 0, head
-        plan = Plan.speculative("ngram", 4, "evaluation")
+        plan = Plan.speculative("ngram", 4, "evaluation", k_fixed=True)
         rest = await self.roomy.decode(request, plan=plan, tenant=tenant, committed=head.tokens)
         tokens = head.tokens + rest.tokens
         return 0, Reply(tokens, rest.cached, rest.drafted, rest.accepted, rest.preempted)
@@ -260,7 +260,7 @@ class Comparison:
                 await asyncio.sleep(0.15)
 
         async def one(request: Request) -> tuple[int, Reply]:
-            plan = PLAIN if request.number % 3 else Plan.speculative("ngram", 4, "evaluation")
+            plan = PLAIN if request.number % 3 else Plan.speculative("ngram", 4, "evaluation", k_fixed=True)
             return 0, await self.tight.decode(request, plan=plan, tenant=f"low {request.number}")
 
         before = (await self.tight.stub.GetModelInfo(verify_pb2.GetModelInfoRequest())).preemptions
