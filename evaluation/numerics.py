@@ -206,7 +206,9 @@ class Comparison:
                 await self.roomy.decode(long, tenant=f"long {number}")
 
         async def one(request: Request) -> tuple[int, Reply]:
-            plan = PLAIN if request.number // 2 % 2 else Plan.speculative("ngram", 4, "evaluation", k_fixed=True)
+            plan = (
+                PLAIN if request.number // 2 % 2 else Plan.speculative("ngram", 4, "evaluation", k_fixed=True)
+            )
             return 0, await self.roomy.decode(request, plan=plan, tenant=f"batch {request.number}")
 
         beside = asyncio.create_task(prompts())
