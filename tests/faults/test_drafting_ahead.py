@@ -23,9 +23,12 @@ def levels(level: int, fan: int = 2) -> list[str]:
 
 @pytest.mark.parametrize(("level", "fan"), [(1, 1), (2, 1), (2, 3)])
 async def test_the_same_tokens_at_every_level(pair: tuple[Path, Path], level: int, fan: int) -> None:
-    """Equal to plain, at two temperatures and with penalties; blocks drafted ahead were used."""
+    """Equal to plain, at two temperatures and with penalties; blocks drafted ahead were asked for and some were used.
+
+    How many are used depends on who is quicker, drafter or verifier, and so on the machine: it is not stated.
+    """
     async with running_stack(stack_config(*pair, overrides=levels(level, fan))) as stack:
-        hits = 0
+        hits = asked_ahead = 0
         for extra in ({"temperature": 0.0}, {"temperature": 0.8}, {"frequency_penalty": 0.5}):
             request = {"text": PROMPT, "max_tokens": 60, "seed": 5, **extra}
             plain = await stack.generate(**request)
@@ -34,8 +37,11 @@ async def test_the_same_tokens_at_every_level(pair: tuple[Path, Path], level: in
                 assert answer.token_ids == plain.token_ids
                 (last,) = await stack.client.list_requests(limit=1)
                 hits += sum(record.ahead_hit for record in last.rounds)
-                assert all(record.ahead_level == level for record in last.rounds[2:-4] if record.drafted)
-        assert hits > 20
+                assert {record.ahead_level for record in last.rounds} <= {0, level}
+                asked_ahead += sum(record.ahead_level == level for record in last.rounds)
+                assert all(record.accepted <= record.drafted <= 3 for record in last.rounds)
+                assert all(record.ahead_level for record in last.rounds if record.ahead_hit)
+        assert 0 < hits <= asked_ahead
 
 
 async def test_many_sequences_draft_ahead_within_few_slots(pair: tuple[Path, Path]) -> None:

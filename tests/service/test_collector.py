@@ -114,7 +114,9 @@ async def test_a_collector_that_is_away_costs_one_warning(caplog):
         await asyncio.sleep(0.8)
         record_many(service)
         await asyncio.to_thread(service.shutdown)
-        assert time.monotonic() - begin < 3.5
+        assert (
+            time.monotonic() - begin < 8
+        )  # 2.8 s and what the machine adds; by default OTLP tries for a minute
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.endpoint == config.otlp_endpoint
@@ -130,7 +132,7 @@ async def test_a_collector_that_never_answers_holds_a_shutdown_for_two_seconds_a
         record_many(service)
         begin = time.monotonic()
         await asyncio.to_thread(service.shutdown)
-        assert time.monotonic() - begin < 2.8
+        assert time.monotonic() - begin < 7  # 2 s and what the machine adds
     assert len(caplog.records) == 1
 
 

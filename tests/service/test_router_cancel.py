@@ -41,7 +41,7 @@ async def test_a_client_that_leaves_ends_the_decoding_soon_and_silently(
         with caplog.at_level(logging.INFO):
             await asyncio.gather(*(leave_after(client, 1 + i % 5) for i in range(20)))
             await until_idle(verify, within_s=2)
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(10):
                 while (await client.server_info()).running:
                     await asyncio.sleep(0.01)
         summaries = await client.list_requests(limit=100)
@@ -90,7 +90,7 @@ async def test_the_callers_deadline_goes_on_to_the_verify_tier() -> None:
         await until_idle(verify, within_s=2)
         assert verify.servicer.deadlines[0] is not None
         assert verify.servicer.deadlines[0] <= 0.7
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             while not (summaries := await client.list_requests()):
                 await asyncio.sleep(0.01)
         assert [s.outcome for s in summaries] == ["DEADLINE_EXCEEDED"]

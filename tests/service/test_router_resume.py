@@ -131,7 +131,7 @@ async def test_nobody_comes_back_within_the_limit() -> None:
         await verify.stop()
         with pytest.raises(PeerLostError):
             await task
-        assert 0.5 < time.monotonic() - started < 3
+        assert 0.5 < time.monotonic() - started < 15  # the default is 30 s
         (summary,) = await client.list_requests()
     assert summary.outcome == "UNAVAILABLE"
 

@@ -286,7 +286,7 @@ async def test_a_cancel_that_no_client_sent_is_still_answered(caplog):
     tier.generate = awaits_cancelled
     async with running(tier) as (_, channel):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(10):
                 await generate(channel)
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert len(caplog.records) == 1
@@ -325,7 +325,7 @@ async def test_cancelling_is_normal_and_silent(manner, caplog):
             else:
                 call.cancel()
             await asyncio.wait_for(tier.left.wait(), 2)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             while server.num_in_flight:
                 await asyncio.sleep(0.01)
     assert not caplog.records
@@ -475,7 +475,7 @@ async def test_a_shorter_stop_shortens_a_drain_and_a_longer_one_does_not_lengthe
         begin = loop.time()
         stops = [asyncio.create_task(server.stop(drain_s)) for drain_s in (60, 30, 0.1, 60)]
         await asyncio.gather(*stops, server.wait())
-        assert loop.time() - begin < 2
+        assert loop.time() - begin < 15  # the other drains are of 30 and 60 s
         with pytest.raises(grpc.aio.AioRpcError):
             await stream
 
@@ -524,7 +524,7 @@ async def test_stopping_a_server_that_never_started_still_runs_its_callbacks():
 
     server = TierServer(ServerConfig(port=0), services=[])
     server.on_stop(callback)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         await server.stop()
         await server.wait()
     assert ran == [1]

@@ -156,11 +156,11 @@ def test_monotonic_times_become_wall_times():
 
 
 def test_an_unsampled_request_costs_next_to_nothing():
-    """Deciding and dropping: under 20 microseconds a call even on a busy machine (about 1 is usual)."""
+    """Deciding and dropping: under 20 microseconds a call of the thread's own time (about 1 is usual)."""
     telemetry = Telemetry(Sink(), sample_ratio=0.0)
     context = TraceContext(1, 2, sampled=False)
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(2000):
         telemetry.new_trace(None)
         telemetry.record("x", context, parent=None, start=0.0, end=1.0)
-    assert (time.perf_counter() - begin) / 2000 < 20e-6
+    assert (time.thread_time() - begin) / 2000 < 20e-6
