@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cluster.diagnose_cli import add_diagnose
+from cluster.plan_cli import add_plan
 from cluster.policy_cli import policy_app
 from paceline import __version__
 from paceline.errors import (
@@ -428,3 +430,5 @@ def _errors() -> Iterator[None]:
 
 
 app.add_typer(policy_app(DEFAULT_ADDRESS, _errors), name="policy")
+add_plan(app, _errors)
+add_diagnose(app, _errors)

@@ -8,6 +8,7 @@ observation: tokens of one request are alike, and counting them one by one would
 import math
 from dataclasses import dataclass
 
+from paceline.economics import break_even_share
 from router.ledger.sums import AT, TICK_S, Row
 
 ALPHA = 0.02
@@ -84,7 +85,7 @@ def speed_ratio(plain: Interval, speculative: Interval) -> Interval:
 
 
 def break_even(speculative: Row, plain_token_s: float) -> float | None:
-    """The acceptance at which a round with a draft is as fast as the plain rounds that would give its tokens.
+    """The accepted share at which a round with a draft is as fast as the plain rounds that would give its tokens.
 
     A round of t seconds must give t / plain_token_s tokens, its own one among them; the others are accepted ones.
     """
@@ -96,5 +97,4 @@ def break_even(speculative: Row, plain_token_s: float) -> float | None:
     )
     # Rounds of the same requests without a draft took about a plain token's time each.
     spent_s = spent_ns * 1e-9 - (int(speculative[AT["rounds"]]) - rounds) * plain_token_s
-    needed = spent_s / rounds / plain_token_s - 1
-    return min(1.0, max(0.0, needed * rounds / drafted))
+    return break_even_share(spent_s / rounds, plain_token_s, drafted / rounds)

@@ -10,17 +10,19 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-_GROWTH = math.log(1.02)
+GROWTH = math.log(1.02)
+"""Of a bin, as a logarithm."""
 _SMALLEST_S = 1e-6
 
 
 def bin_of(seconds: float) -> int:
     """The bin of a duration: bins grow by 2 %."""
-    return math.floor(math.log(max(seconds, _SMALLEST_S) / _SMALLEST_S) / _GROWTH)
+    return math.floor(math.log(max(seconds, _SMALLEST_S) / _SMALLEST_S) / GROWTH)
 
 
-def _edge(number: int) -> float:
-    return _SMALLEST_S * math.exp(_GROWTH * number)
+def edge(number: int) -> float:
+    """Where a bin begins, in seconds."""
+    return _SMALLEST_S * math.exp(GROWTH * number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,11 @@ def quantile(counts: Mapping[int, int], p: float, alpha: float) -> Quantile | No
     for number in sorted(counts):
         before, seen = seen, seen + counts[number]
         if before < least <= seen:
-            low = _edge(number)
+            low = edge(number)
         if before < target <= seen:
-            estimate = (_edge(number) + _edge(number + 1)) / 2
+            estimate = (edge(number) + edge(number + 1)) / 2
         if before < most + 1 <= seen:
-            high = _edge(number + 1)
+            high = edge(number + 1)
     return Quantile(low, estimate, high)
 
 

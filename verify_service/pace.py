@@ -13,6 +13,7 @@ from the drafter's acceptance a: a^(k+1) for level 1. DESIGN section 5.
 from collections import deque
 from dataclasses import dataclass
 
+from paceline.economics import ahead_round_s, expected_hit_rate, survival, waiting_round_s
 from paceline.link import NO_LOOKAHEAD, Lookahead
 
 CANDIDATES = (Lookahead(1), Lookahead(2, 1), Lookahead(2, 2), Lookahead(2, 3))
@@ -23,7 +24,6 @@ FEWEST_WAITS = 8
 _KEEP = 0.9  # of a running mean, per observation
 _FORGET = 0.98  # of counts
 _PRIOR = 8.0  # observations that the first guess at a hit rate is worth
-_SECOND_GUESS = 0.6  # first guess: a correction is the drafter's next token so often
 
 
 @dataclass(slots=True)
@@ -104,26 +104,24 @@ class Pace:
     def round_s(self, lookahead: Lookahead, k: int, step_s: float) -> float:
         """Expected time of a round."""
         pass_s, rtt_s = self._pass_s or 0.0, self._rtt_s or 0.0
-        waiting_s = step_s + rtt_s + self._passes(k) * pass_s
+        draft_s = self._passes(k) * pass_s
         if not lookahead.level:
-            return waiting_s
+            return waiting_round_s(step_s, rtt_s, draft_s)
         ahead_pass_s = self._ahead_pass(lookahead)
-        ahead_s = self._ahead_passes(lookahead, k) * ahead_pass_s
-        hit_s = min(max(step_s, ahead_s + rtt_s), waiting_s)
-        missed_s = waiting_s + (ahead_pass_s / 2 if ahead_s > step_s else 0.0)
-        rate = self.hit_rate(lookahead, k)
-        return rate * hit_s + (1 - rate) * missed_s
+        return ahead_round_s(
+            step_s,
+            rtt_s,
+            draft_s,
+            ahead_s=self._ahead_passes(lookahead, k) * ahead_pass_s,
+            ahead_pass_s=ahead_pass_s,
+            hit_rate=self.hit_rate(lookahead, k),
+        )
 
     def hit_rate(self, lookahead: Lookahead, k: int) -> float:
         """Seen, and where little was seen what the acceptance lets expect."""
         acceptance = (self._accepted + 3.0) / (self._tested + 5.0)
-        if lookahead.level == 1:
-            expected = acceptance ** (k + 1)
-        else:
-            corrected = 1 - (1 - _SECOND_GUESS) ** lookahead.fan
-            bonus = acceptance + (1 - acceptance) * (1 - (1 - _SECOND_GUESS) ** (lookahead.fan - 1))
-            all_accepted = acceptance**k
-            expected = all_accepted * bonus + (1 - all_accepted) * corrected
+        reached = survival([acceptance], k + 1)
+        expected = expected_hit_rate(reached, k, level=lookahead.level, fan=lookahead.fan)
         seen = self._hits.get(lookahead, _Count())
         return (seen.hits + _PRIOR * expected) / (seen.trials + _PRIOR)
 

@@ -68,14 +68,23 @@ class Audit:
 class Store:
     """The open file. Belongs to one thread at a time. An empty path keeps all in memory."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, read_only: bool = False) -> None:
         """Raises LedgerBusyError where another writer has the file, sqlite3.Error or OSError where it cannot be used."""
-        self._lock = _locked(path) if path else None
+        self._lock = _locked(path) if path and not read_only else None
+        self._ids: dict[Group, int] = {}
+        if read_only:
+            self._db = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)
+            self._check_version()
+            return
         self._db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        self._ids: dict[Group, int] = {}
         self._migrate()
+
+    @classmethod
+    def to_read(cls, path: str) -> Self:
+        """The store at ``path`` beside its writer, for looking only. Raises sqlite3.Error where it is no ledger."""
+        return cls(path, read_only=True)
 
     @classmethod
     def opened(cls, path: str) -> Self:
@@ -176,6 +185,14 @@ class Store:
             (known,) = self._db.execute(f"SELECT id FROM groups WHERE {where}", group.values).fetchone()
             self._ids[group] = known
         return int(known)
+
+    def _check_version(self) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version != len(MIGRATIONS):
+            self._db.close()
+            raise sqlite3.DatabaseError(
+                f"version {version} where {len(MIGRATIONS)} is expected: no ledger, or one of another Paceline"
+            )
 
     def _migrate(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()

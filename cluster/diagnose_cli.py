@@ -1,0 +1,96 @@
+"""``paceline diagnose``: which known troubles a ledger or recorded requests show."""
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gates.evidence import Evidence
+
+
+def add_diagnose(app: typer.Typer, errors: Callable[[], AbstractContextManager[None]]) -> None:
+    """Adds the command to ``app``; ``errors`` turns our errors into words and exit codes."""
+
+    @app.command()
+    def diagnose(
+        ledger: Annotated[
+            Path | None, typer.Option(help="A ledger's file; `paceline policy show` names it.")
+        ] = None,
+        records: Annotated[
+            Path | None,
+            typer.Option(
+                help="Requests, one JSON object a line, as `generate --json` and `check` write them."
+            ),
+        ] = None,
+        offline: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="[DRAFTER=]SHARE", help="Accepted share that was measured offline; repeat for more."
+            ),
+        ] = None,
+        as_json: Annotated[
+            bool, typer.Option("--json", help="Print the findings as one line of JSON.")
+        ] = False,
+    ) -> None:
+        """Name the known troubles that a ledger or recorded requests show, with evidence and remedy."""
+        with errors():
+            from cluster.diagnose_words import diagnosis_lines
+            from gates.diagnose import diagnose as examined
+
+            found = examined(evidence_of(ledger, records, _shares(offline or [])))
+            if as_json:
+                typer.echo(
+                    json.dumps(
+                        [
+                            {
+                                "trouble": f.trouble.name.lower(),
+                                "words": f.trouble.value,
+                                "task": f.task,
+                                "evidence": f.evidence,
+                                "remedy": f.remedy,
+                            }
+                            for f in found.findings
+                        ]
+                    )
+                )
+                return
+            for line in diagnosis_lines(found):
+                typer.echo(line)
+
+
+def evidence_of(ledger: Path | None, records: Path | None, offline: dict[str, float]) -> "Evidence":
+    """What one of the two files holds. Raises ConfigError."""
+    from gates.evidence import from_records, from_rows
+
+    if ledger is not None and records is None:
+        from cluster.ledger_file import read_ledger
+
+        found = read_ledger(ledger)
+        rows = ((cell.group, float(cell.start), row) for cell, row in found.rows)
+        return from_rows(rows, found.documents.get("holdout", "[]"), offline)
+    if records is not None and ledger is None:
+        try:
+            with records.open(encoding="utf-8") as lines:
+                return from_records(lines, offline)
+        except OSError as error:
+            raise ConfigError(f"cannot read {records}: {error.strerror}") from error
+        except (UnicodeDecodeError, ValueError) as error:
+            raise ConfigError(f"{records}: {error}") from error
+    raise ConfigError("give either --ledger or --records")
+
+
+def _shares(given: list[str]) -> dict[str, float]:
+    shares = {}
+    for one in given:
+        name, _, number = one.rpartition("=")
+        try:
+            shares[name] = float(number)
+        except ValueError as error:
+            raise ConfigError(f"--offline {one!r}: expected a number, or drafter=number") from error
+    return shares

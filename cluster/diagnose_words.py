@@ -1,0 +1,44 @@
+"""A diagnosis for the terminal: troubles with evidence and remedy, accepted lengths drawn."""
+
+import textwrap
+from collections.abc import Iterator
+
+from gates.bimodal import Blocks
+from gates.diagnose import Diagnosis
+
+WIDTH, _BAR = 80, 44
+
+
+def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """Line by line, 80 columns."""
+    yield f"{diagnosis.requests} requests, {diagnosis.speculative} of them speculative"
+    for picture in diagnosis.pictures:
+        if picture.blocks:
+            yield ""
+            yield f"{picture.task}: accepted draft tokens of a round, {sum(picture.blocks.values())} rounds"
+            yield from histogram_lines(picture.blocks)
+            words = "too few rounds to say more" if picture.shape is None else picture.shape.words
+            yield from _wrapped(words, "  ")
+    yield ""
+    if not diagnosis.findings:
+        yield "None of the known troubles shows."
+    for finding in diagnosis.findings:
+        yield f"{finding.trouble.value.upper()}" + (f" ({finding.task})" if finding.task else "")
+        yield from _wrapped(f"seen: {finding.evidence}", "  ")
+        yield from _wrapped(f"do: {finding.remedy}", "  ")
+
+
+def histogram_lines(blocks: Blocks) -> Iterator[str]:
+    """One bar a length; + marks rounds whose block ended there, all of it accepted."""
+    most = max(blocks.get((length, False), 0) + blocks.get((length, True), 0) for length, _ in blocks)
+    rounds = sum(blocks.values())
+    for length in range(max(length for length, _ in blocks) + 1):
+        wrong, whole = blocks.get((length, False), 0), blocks.get((length, True), 0)
+        bar = "#" * round(_BAR * wrong / most)
+        bar += "+" * (round(_BAR * (wrong + whole) / most) - len(bar))
+        yield f"  {length:>3} {bar:<{_BAR}} {(wrong + whole) / rounds:>5.1%}"
+    yield "      # the next token was wrong   + the block ended, all of it accepted"
+
+
+def _wrapped(words: str, indent: str) -> list[str]:
+    return textwrap.wrap(words, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ")
