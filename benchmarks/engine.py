@@ -25,9 +25,9 @@ from typing import Any
 import torch
 import transformers
 
-from draft_service.drafters.ngram import NgramIndex
 from paceline.config import ModelConfig
 from paceline.engine import Runner, Segment, load_runner
+from paceline.lookup.ngram import NgramIndex
 from paceline.model_store import resolve_model_dir
 from paceline.tokenizer import Tokenizer
 

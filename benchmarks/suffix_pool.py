@@ -1,10 +1,10 @@
-"""The pool of the suffix drafter when it is full: memory, look-up and insertion times.
+"""The pool of the suffix lookup when it is full: memory, look-up and insertion times.
 
     python -m benchmarks.suffix_pool [--quick] [--tokens 10000000] [--budget-mb 256]
 
 Texts are walks through a made-up language: frequent words as frequent as in English (Zipf), phrases that come back, so
 that contexts have from one to very many places, the worst cases among them. A look-up is one in the pool; a question is all
-that the drafter does for a round (learning, own text, pool, choice). Times are this thread's processor time, so other work on the
+that the lookup does for a round (learning, own text, pool, choice). Times are this thread's processor time, so other work on the
 machine counts little, and wall time beside it. The last line is ``RESULT {json}``.
 """
 
@@ -17,9 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from draft_service.drafters.base import DraftRequest
-from draft_service.drafters.suffix import SuffixDrafter
-from paceline.types import SamplingParams
+from paceline.lookup import SuffixLookup
 
 VOCAB = 49_152
 SCOPE = "tenant"
@@ -58,8 +56,8 @@ def _resident_mb() -> float:
 def run(*, tokens: int, budget_mb: int, questions: int, length: int) -> dict:
     language = Language(0)
     before_mb = _resident_mb()
-    drafter = SuffixDrafter("suffix", pool_bytes=budget_mb << 20, min_probability=0.2)
-    pool = drafter._pool
+    lookup = SuffixLookup("suffix", pool_bytes=budget_mb << 20, min_probability=0.2)
+    pool = lookup._pool
     assert pool is not None
     added, insert_s, slices = 0, 0.0, []
     while added < tokens:
@@ -76,14 +74,12 @@ def run(*, tokens: int, budget_mb: int, questions: int, length: int) -> dict:
     grown_mb = _resident_mb() - before_mb
 
     cpu_us, wall_us, look_up_us, guessed = [], [], [], 0
-    sampling = SamplingParams()
     for handle in range(questions // 50):
         text = language.text(400)
-        drafter.open(handle)
+        lookup.open(handle)
         for at in islice(range(300, 400, 2), 50):
-            request = DraftRequest(handle, text[:at], 200, sampling, 8, VOCAB, SCOPE)
             wall, cpu = time.perf_counter(), time.thread_time()
-            (guesses,) = drafter.propose([request])
+            guesses = lookup.guess(handle, text[:at], prompt_len=200, scope=SCOPE, k=8).token_ids
             if at > 300:  # the first question reads the prompt
                 cpu_us.append((time.thread_time() - cpu) * 1e6)
                 wall_us.append((time.perf_counter() - wall) * 1e6)
@@ -92,7 +88,7 @@ def run(*, tokens: int, budget_mb: int, questions: int, length: int) -> dict:
             cpu = time.thread_time()
             pool.after(SCOPE, context, 8)
             look_up_us.append((time.thread_time() - cpu) * 1e6)
-        drafter._sequences.pop(handle)  # nothing may go into the pool meanwhile
+        lookup._texts.pop(handle)  # nothing may go into the pool meanwhile
     figures = {
         "pooled_tokens": added if held == added else held,
         "capacity_places": pool.capacity,

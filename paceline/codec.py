@@ -34,6 +34,8 @@ _DEPTH = {
     types.DepthReason.SUSPENDED: pb.DEPTH_REASON_SUSPENDED,
     types.DepthReason.DWELL: pb.DEPTH_REASON_DWELL,
     types.DepthReason.ROOM: pb.DEPTH_REASON_ROOM,
+    types.DepthReason.LOOKED_UP: pb.DEPTH_REASON_LOOKED_UP,
+    types.DepthReason.NOT_FOUND: pb.DEPTH_REASON_NOT_FOUND,
 }
 _DEPTH_BACK = {value: key for key, value in _DEPTH.items()}
 _MODE_BACK = {value: key for key, value in _MODE.items()}
@@ -143,6 +145,7 @@ _ROUND_FIELDS = (
     "hidden_draft_s",
     "ahead_level",
     "ahead_hit",
+    "beside",
 )
 
 

@@ -53,6 +53,7 @@ class ModelConfig(Section):
 DEFAULT_TOP_M = 128
 DISTILLED_TARGET = "smollm2"
 """The target for which a distilled drafter comes with the project."""
+LOOKUP_KINDS = ("ngram", "suffix")
 DRAFTER_KINDS = ("ngram", "suffix", "model", "distilled", "cascade", "random", "simulated")
 
 
@@ -90,6 +91,17 @@ class DrafterConfig(Section):
     """model: keep only the first so many layers; 0: all."""
     seed: int = 0
     """random: key of its guesses."""
+    place: Literal["auto", "verify", "draft"] = "auto"
+    """ngram, suffix: where they look. ``verify``: beside the target, where a question takes microseconds and no message.
+    ``draft``: in the draft tier, like everything else. ``auto``: ``verify``. cascade: ``draft`` puts all its members there."""
+
+    @model_validator(mode="after")
+    def _only_lookups_move(self) -> "DrafterConfig":
+        if self.place == "verify" and self.kind not in LOOKUP_KINDS:
+            raise ValueError(
+                f'place "verify" is for kinds {" and ".join(LOOKUP_KINDS)}; {self.kind} drafts in the draft tier'
+            )
+        return self
 
 
 class ServerConfig(Section):
@@ -165,6 +177,21 @@ class DraftConfig(Section):
             "ngram": DrafterConfig(kind="ngram"),
         }
     )
+
+    def beside(self) -> dict[str, tuple[str, ...]]:
+        """Drafters that are asked beside the target, at first at least, and the look-ups that this means."""
+        lookups = {
+            name
+            for name, entry in self.drafters.items()
+            if entry.kind in LOOKUP_KINDS and entry.place != "draft"
+        }
+        found: dict[str, tuple[str, ...]] = {name: (name,) for name in lookups}
+        for name, entry in self.drafters.items():
+            if entry.kind == "cascade" and entry.place != "draft":
+                members = tuple(member for member in dict.fromkeys(entry.members) if member in lookups)
+                if members:
+                    found[name] = members
+        return found
 
 
 class PlanRule(Section):

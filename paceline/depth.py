@@ -12,6 +12,8 @@ _WHY = {
     DepthReason.SUSPENDED: "nothing was accepted for several rounds; the drafter is tried now and then",
     DepthReason.DWELL: "switched a moment ago",
     DepthReason.ROOM: "the request has room for so many",
+    DepthReason.LOOKED_UP: "looked up beside the target",
+    DepthReason.NOT_FOUND: "nothing to look up",
 }
 
 

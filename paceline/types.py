@@ -73,6 +73,8 @@ class DepthReason(Enum):
     SUSPENDED = "suspended"  # nothing accepted for several rounds
     DWELL = "dwell"  # would pay too little to switch again
     ROOM = "room"  # the request has room for so many only
+    LOOKED_UP = "looked_up"  # looked up beside the target, nobody was asked
+    NOT_FOUND = "not_found"  # the same, and nothing was found
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,7 @@ class RoundRecord:
     hidden_draft_s: float = 0.0  # spent ahead of the verdict, behind an earlier round: not part of this one
     ahead_level: int = 0  # how the block was asked for, see ``paceline.link.Lookahead``
     ahead_hit: bool = False  # whether it was ready for this very outcome
+    beside: bool = False  # looked up beside the target: no message, and ``asked`` tokens at most
 
     @property
     def total_s(self) -> float:

@@ -18,7 +18,9 @@ import verify_service.step
 from paceline.config import VerifyConfig
 from paceline.errors import CapacityError, DeadlineError, EngineError
 from paceline.link import Lookahead, Stamp
+from paceline.lookup import SuffixLookup
 from verify_service import sequence as engine_sequence
+from verify_service.beside import Beside
 from verify_service.drafts import Offer, Proposal, Refusal
 from verify_service.engine import Engine
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Run, State
@@ -100,7 +102,9 @@ class World:
         self.runner = runner
         self.may_fail: Callable[[DecodeSpec], bool] = lambda spec: False
         loop: Any = SimpleNamespace(call_soon_threadsafe=lambda run, events: run(events))
-        self.engine = Engine(runner, config, loop)
+        suffix = SuffixLookup("suffix", pool_bytes=1 << 20, min_probability=0.0)
+        beside = Beside({"suffix": suffix}, {"suffix": ("suffix",), "both": ("suffix",)}, {"suffix": "1"})
+        self.engine = Engine(runner, config, loop, beside=beside)
         self.scheduler = self.engine._scheduler
         self.ports: dict[str, Port] = {}
         self.events: dict[int, list[Event]] = {}
@@ -154,7 +158,7 @@ class World:
         else:
             self.ports[endpoint] = Port(endpoint)
             offer = Offer("1", max_context=self.random.choice((0, 0, 40)), max_level=2, shared=False)
-            self.engine.link_up(self.ports[endpoint], {"d": offer})
+            self.engine.link_up(self.ports[endpoint], {"d": offer, "both": offer})
 
     def answer_questions(self) -> None:
         """Each question gets a good, bad, short, malformed, stale, doubled or late answer, or none, or a refusal."""

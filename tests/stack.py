@@ -56,7 +56,10 @@ class Stack:
 
 
 def stack_config(target: Path, draft_model: Path, overrides: Sequence[str] = ()) -> PacelineConfig:
-    """Settings for tiny models: drafters ngram, suffix, model (the draft model), self (the target itself), random, and a cascade of suffix and model."""
+    """Settings for tiny models: drafters ngram, suffix, model (the draft model), self (the target itself), random, and a cascade of suffix and model.
+
+    Look-ups are placed in the draft tier, so that what is tested goes over the link.
+    """
     return load_config(
         None,
         [
@@ -66,11 +69,11 @@ def stack_config(target: Path, draft_model: Path, overrides: Sequence[str] = ())
             "draft.server.port=0",
             "router.server.port=0",
             "verify.draft_wait_s=5.0",
-            "draft.drafters.ngram={kind='ngram', min_match=1}",
+            "draft.drafters.ngram={kind='ngram', min_match=1, place='draft'}",
             f"draft.drafters.model={{kind='model', model={{name='{draft_model}', dtype='float32'}}}}",
             f"draft.drafters.self={{kind='model', model={{name='{target}', dtype='float32'}}}}",
             "draft.drafters.random={kind='random'}",
-            "draft.drafters.suffix={kind='suffix', pool_mb=1}",
+            "draft.drafters.suffix={kind='suffix', pool_mb=1, place='draft'}",
             "draft.drafters.cascade={kind='cascade', members=['suffix', 'model']}",
             *overrides,
         ],

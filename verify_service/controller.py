@@ -55,6 +55,7 @@ _CROWD, _REST = (
     8,
     4,
 )  # among more sequences than that, one that drafts nothing is thought about every so many rounds
+_FOUND_KEEP = 0.05
 _ENTRIES = 512  # positions looked at in a step, over all sequences
 _HOPELESS = 0.85  # of the best rate: so far down the order nothing better comes
 _COUNT_EDGES = (1, 4, 10, 31)  # sequences
@@ -84,6 +85,9 @@ class RowFact(NamedTuple):
     look: tuple[int, int, int] | None  # a guess not waited for: length, tokens compared, tokens right
     prior: AcceptancePrior | None
     finished: bool
+    found: tuple[float, ...] | None = None
+    """For its next round, looked up beside the target: the probability of each guess that all up to it are right."""
+    alone: bool = False  # nobody else is asked
 
 
 class StepFacts(NamedTuple):
@@ -113,7 +117,13 @@ class Decision(NamedTuple):
     next_worth_s: float
     next_cost_s: float
 
+    @property
+    def ask(self) -> int:
+        """Tokens to ask the draft tier for."""
+        return 0 if self.reason in _BESIDE else self.k
 
+
+_BESIDE = {DepthReason.LOOKED_UP, DepthReason.NOT_FOUND}
 UNDECIDED = Decision(0, False, DepthReason.UNSAID, 1.0, 0.0, 0.0)
 _PLAIN = Decision(0, False, DepthReason.PLAIN, 1.0, 0.0, 0.0)
 
@@ -142,6 +152,7 @@ class State:
     quiet_gap_s: float = 0.0  # between two steps when nothing was asked
     context: float = 256.0
     rate: float = 0.0  # tokens per second that the last decision expected, over all sequences
+    found_gain: float = 1.0  # over plain decoding, where what is looked up beside the target is all there is
 
 
 class Model:
@@ -231,6 +242,7 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
     resting: list[RowFact] = []
     crowded = len(facts.rows) > _CROWD
     fixed_rows = fixed_tokens = 0.0
+    looked_up = False
     mine = set()
     for row in facts.rows:
         id_ = row.id
@@ -242,7 +254,14 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
             continue
         track = tracks[id_]
         bound = min(row.k_max, row.room)
-        if row.fixed or bound <= 0:
+        if row.found or (row.alone and row.found is not None):
+            reason = DepthReason.LOOKED_UP if row.found else DepthReason.NOT_FOUND
+            track.rows, track.tokens = float(len(row.found)), 1.0 + sum(row.found)
+            fixed_rows += track.rows
+            fixed_tokens += track.tokens - 1.0
+            looked_up = True
+            decisions[id_] = Decision(max(bound, 0), False, reason, track.tokens, 0.0, 0.0)
+        elif row.fixed or bound <= 0:
             bound = max(bound, 0)
             track.on, track.rows, track.tokens = bound > 0, float(bound), 1.0
             fixed_rows += bound
@@ -271,7 +290,13 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
         if asking or suspended or resting
         else {}
     )
-    rate = state.rate
+    rate, found_gain = 0.0, state.found_gain
+    if looked_up and not asking:
+        prices = model.prices(state, sequences, sequences + ceil(fixed_rows) + 1)
+        plain_rate = sequences / (prices.step_s(0) + state.quiet_gap_s)
+        taken_s = prices.step_s(int(fixed_rows + 0.5)) + state.quiet_gap_s
+        found_gain += _FOUND_KEEP * ((sequences + fixed_tokens) / taken_s / plain_rate - found_gain)
+        rate = found_gain * plain_rate
     if asking:
         guarded = bool(facts.running_plain or suspended)
         rate = _allocate(
@@ -285,7 +310,7 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
         for row in resting:
             track = tracks[row.id]
             decisions[row.id] = _idle(views[row.drafter], track, row, plain_s, track.reason, 0.0, 0.0)
-    return replace(state, rate=rate), decisions
+    return replace(state, rate=rate, found_gain=found_gain), decisions
 
 
 def _allocate(
@@ -578,7 +603,8 @@ def _learn(model: Model, state: State, facts: StepFacts) -> State:
         limit = 3.0 * accept_row_s + 2e-5
         accept_row_s += 0.1 * (min(facts.accept_s / logits, limit) - accept_row_s)
     context = state.context + 0.2 * (facts.context - state.context)
-    return State(tracks, drafters, pace, regions, accept_row_s, quiet_gap_s, context)
+    found_gain = state.found_gain
+    return State(tracks, drafters, pace, regions, accept_row_s, quiet_gap_s, context, found_gain=found_gain)
 
 
 def _paced(model: Model, state: State, facts: StepFacts) -> tuple[float, tuple[float, ...]]:

@@ -13,6 +13,8 @@ from typing import Protocol
 
 from paceline.link import MAX_LEVEL, NO_LOOKAHEAD, Fate, Lookahead, ProposalGate, Stamp
 from paceline.types import DraftDistribution, Mode, ProposalOutcome
+from verify_service.beside import Beside
+from verify_service.block import PLAIN, Block
 from verify_service.breaker import Breaker
 from verify_service.distributions import Fault, fault_of
 from verify_service.pace import Pace
@@ -123,26 +125,6 @@ class _Asked:
         return self.link.pace[self.sequence.spec.plan.drafter] if self.link else None
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """What a round verifies, and how it came. ``asked_at``/``answered_at`` are monotonic, 0 without an answer."""
-
-    token_ids: list[int]
-    outcome: ProposalOutcome
-    drafter: str = ""
-    asked_at: float = 0.0
-    answered_at: float = 0.0
-    residence_s: float = 0.0
-    distributions: tuple[DraftDistribution, ...] = ()
-    work_s: float = 0.0
-    ahead_level: int = 0
-    ahead_hit: bool = False
-    read_prompt: bool = False  # the drafter had the whole sequence to read first, so its time says nothing
-
-
-_PLAIN = Block([], ProposalOutcome.NONE)
-
-
 def _answers_look(asked: _Asked, proposal: Proposal) -> bool:
     """Whether it is what was asked without waiting, perhaps drafted ahead of the outcome that came."""
     look, stamp = asked.look, proposal.stamp
@@ -162,8 +144,10 @@ class Drafts:
         wait_s: float,
         clock: Callable[[], float],
         fixed_lookahead: Lookahead | None = None,
+        beside: Beside | None = None,
     ) -> None:
         self._vocab_size = vocab_size
+        self.beside = beside or Beside({}, {}, {})
         self._fixed_lookahead = fixed_lookahead
         self._step_s = 0.0
         self._wait_s = wait_s
@@ -173,7 +157,7 @@ class Drafts:
         self.fates: Counter[Fate] = Counter()
         self.faults: Counter[Fault] = Counter()
         """Blocks left aside under a sampled law because of their distributions."""
-        self.known: dict[str, str] = {}  # drafter -> version, of every link ever up
+        self.known: dict[str, str] = dict(self.beside.alone)  # drafter -> version, of every link ever up too
 
     # --- what the links report ------------------------------------------------------------------------------
 
@@ -251,8 +235,10 @@ class Drafts:
             asked.not_before[endpoint] = self._clock() + RETRY_S
 
     def available(self) -> set[str]:
-        """Drafters that some connected replica offers."""
-        return {name for link in list(self._links.values()) for name in link.drafters}
+        """Drafters that some connected replica offers, or that need none."""
+        return {name for link in list(self._links.values()) for name in link.drafters} | set(
+            self.beside.alone
+        )
 
     # --- what the step asks -----------------------------------------------------------------------------------
 
@@ -284,7 +270,10 @@ class Drafts:
     def take(self, sequence: Sequence, now: float) -> Block:
         """The block that the sequence's round verifies; a proposal that should be here and is not counts as missed."""
         if sequence.spec.plan.mode is Mode.PLAIN:
-            return _PLAIN
+            return PLAIN
+        found = self.beside.take(sequence)
+        if found is not None:
+            return found
         drafter = sequence.spec.plan.drafter
         asked = self._asked.get(sequence.id)
         if asked is not None and not asked.wait:
@@ -436,6 +425,7 @@ class Drafts:
 
     def close(self, sequence: Sequence) -> None:
         """The sequence is over."""
+        self.beside.close(sequence)
         asked = self._asked.pop(sequence.id, None)
         if asked is not None and asked.link is not None:
             self._detach(asked)

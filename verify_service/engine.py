@@ -14,9 +14,11 @@ from paceline.engine import Runner
 from paceline.errors import CapacityError, DeadlineError, EngineError, PacelineError, PeerLostError
 from paceline.link import MAX_LEVEL, Lookahead
 from paceline.types import Mode
+from verify_service.beside import Beside
+from verify_service.block import Block
 from verify_service.controller import Decision
 from verify_service.costs import CostTable
-from verify_service.drafts import Block, Drafts, LinkPort, Offer, Proposal, Refusal
+from verify_service.drafts import Drafts, LinkPort, Offer, Proposal, Refusal
 from verify_service.scheduler import Scheduler, Work
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Sequence
 from verify_service.steering import Steering
@@ -50,6 +52,7 @@ class Engine:
         config: VerifyConfig,
         loop: asyncio.AbstractEventLoop,
         costs: CostTable | None = None,
+        beside: Beside | None = None,
     ) -> None:
         self._runner = runner
         self.costs = costs
@@ -61,6 +64,7 @@ class Engine:
             wait_s=config.draft_wait_s,
             clock=time.monotonic,
             fixed_lookahead=_fixed_lookahead(config),
+            beside=beside,
         )
         self._steering = Steering(costs, adaptive=config.depth == "adaptive", log_dir=config.depth_log)
         self._scheduler = Scheduler(runner.kv, self._drafts, prefill_chunk=config.prefill_chunk)
@@ -176,6 +180,8 @@ class Engine:
     def _take_inbox(self, *, block: bool, until: float | None) -> None:
         """Run the commands that arrived; when there is no work, sleep for one, until the given time at most."""
         if block:
+            while self._inbox.empty() and self._drafts.beside.tidy():
+                pass
             try:
                 timeout = None if until is None else max(0.0, until - time.monotonic())
                 command = self._inbox.get(timeout=timeout)

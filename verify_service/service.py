@@ -25,6 +25,7 @@ from paceline.telemetry.context import TraceContext, extract
 from paceline.telemetry.spans import Telemetry
 from paceline.types import Mode
 from paceline.v1 import common_pb2, draft_pb2, verify_pb2, verify_pb2_grpc
+from verify_service.beside import build_beside
 from verify_service.costs import CostTable, load_or_measure, simulated_table
 from verify_service.engine import Engine
 from verify_service.link_client import LinkClient, LinkEvents
@@ -213,7 +214,7 @@ async def create_server(config: PacelineConfig) -> TierServer:
     await asyncio.to_thread(give_back_free_memory)
     verify_id = f"{socket.gethostname()}:{os.getpid()}"
     telemetry = Telemetry.setup(config.telemetry, service_name=names.SERVICE_VERIFY, instance_id=verify_id)
-    engine = Engine(runner, config.verify, loop, costs)
+    engine = Engine(runner, config.verify, loop, costs, build_beside(config.draft))
     server = TierServer(config.verify.server, services=[SERVICE], section="verify.server")
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(
         VerifyService(engine, runner, telemetry), server.grpc_server

@@ -1,6 +1,6 @@
 """The verify tier's spans of one request, made from measured times after the fact.
 
-decode > queue, prefill, round > verify      (the draft tier adds `draft` under the same round)
+decode > queue, prefill, round > draft, verify      (`draft` comes from the draft tier, unless the block was looked up here)
 """
 
 from paceline.telemetry import names
@@ -110,9 +110,19 @@ class DecodeSpans:
                 names.ROUND_NETWORK_S: record.network_s,
                 names.ROUND_WAIT_S: record.wait_s,
                 names.ROUND_VERIFY_S: record.verify_s,
+                names.ROUND_BESIDE: record.beside,
                 **batch,
             },
         )
+        if record.beside:
+            self._telemetry.record(
+                names.SPAN_DRAFT,
+                self._telemetry.child(context),
+                parent=context,
+                start=run.started,
+                end=run.started + record.draft_s,
+                attributes={names.ROUND_INDEX: record.index, names.ROUND_DRAFTER: record.drafter},
+            )
         self._telemetry.record(
             names.SPAN_VERIFY,
             self._telemetry.child(context),

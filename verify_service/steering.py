@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.types import AcceptancePrior, DepthReason, Mode, ProposalOutcome
+from verify_service.block import Block
 from verify_service.controller import (
     UNDECIDED,
     Decision,
@@ -26,7 +27,7 @@ from verify_service.controller import (
     trim,
 )
 from verify_service.costs import CostTable
-from verify_service.drafts import Block, Drafts
+from verify_service.drafts import Drafts
 from verify_service.scheduler import Work
 from verify_service.sequence import Sequence
 from verify_service.step import Outcome
@@ -70,14 +71,19 @@ class Steering:
         usual = not any(block.read_prompt for _, block in rounds)
         self._gap_s = started - self._ended if rounds and self._ended and usual else -1.0
         self._proposed = {
-            sequence.id: len(block.token_ids) if block.outcome in _ASKED[:2] else -1
+            sequence.id: len(block.token_ids) if block.outcome in _ASKED[:2] and not block.beside else -1
             for sequence, block in rounds
         }
         prompt_rows = sum(item.chunk for item in work if item.is_prefill)
         ready = [
             # Drawn tokens are verified all or none: leaving one out for what it is (its length or confidence tells) would
             # bias what is committed (docs/laws.md).
-            Ready(sequence.id, len(block.token_ids), self._fixed(sequence) or bool(block.distributions))
+            Ready(
+                sequence.id,
+                len(block.token_ids),
+                self._fixed(sequence) or bool(block.distributions),
+                block.survival,
+            )
             for sequence, block in rounds
             if block.token_ids
         ]
@@ -170,14 +176,15 @@ class Steering:
         finished = verdict.finish is not None
         if plan.mode is Mode.PLAIN:
             return RowFact(sequence.id, "", 0, 0, False, 0, -1, 0, 0, None, None, finished)
-        asked = (
-            record.asked if record is not None and record.outcome is not ProposalOutcome.UNAVAILABLE else 0
-        )
+        asked = 0
+        if record is not None and record.outcome is not ProposalOutcome.UNAVAILABLE and not record.beside:
+            asked = record.asked
+        room = max(sequence.room(max_context) - 1, 0)
         return RowFact(
             id=sequence.id,
             drafter=plan.drafter,
             k_max=plan.k_max,
-            room=max(sequence.room(max_context) - 1, 0),
+            room=room,
             fixed=self._fixed(sequence),
             asked=asked,
             proposed=self._proposed.get(sequence.id, -1),
@@ -186,6 +193,8 @@ class Steering:
             look=drafts.looked(sequence),
             prior=plan.prior,
             finished=finished,
+            found=None if finished else drafts.beside.look(sequence, min(plan.k_max, room)),
+            alone=plan.drafter in drafts.beside.alone,
         )
 
 
@@ -272,5 +281,6 @@ def _row(listed: list[Any]) -> RowFact:
     row = RowFact(*listed)
     return row._replace(
         look=(row.look[0], row.look[1], row.look[2]) if row.look is not None else None,
+        found=tuple(row.found) if row.found is not None else None,
         prior=AcceptancePrior(row.prior[0], row.prior[1], tuple(row.prior[2])) if row.prior else None,  # type: ignore[index]
     )

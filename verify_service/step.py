@@ -15,8 +15,9 @@ import torch
 from paceline.engine import Runner, Segment
 from paceline.sampling import TokenRow, choose, decide, draft_tokens
 from paceline.types import Law, RoundRecord
+from verify_service.block import Block
 from verify_service.controller import Decision
-from verify_service.drafts import Block, Drafts
+from verify_service.drafts import Drafts
 from verify_service.scheduler import Work
 from verify_service.sequence import Run, Sequence, State
 from verify_service.verdict import Verdict, commit, judge, settle
@@ -200,7 +201,7 @@ def _outcome(
         verify_s=ended - started,
         forward_s=forwarded - started,
         accept_s=ended - forwarded,
-        asked=depth.k if depth.wait else 0,
+        asked=depth.k if depth.wait or block.beside else 0,
         depth_reason=depth.reason,
         expected_tokens=depth.expected_tokens,
         next_worth_s=depth.next_worth_s,
@@ -209,6 +210,7 @@ def _outcome(
         hidden_draft_s=max(0.0, block.work_s - draft_s),
         ahead_level=block.ahead_level,
         ahead_hit=block.ahead_hit,
+        beside=block.beside,
     )
     sequence.add_round(record)
     run = Run(position, verdict.committed, record, previous, started, ended)
@@ -223,7 +225,7 @@ def tell_drafters(outcomes: SequenceOf[Outcome], drafts: Drafts, decisions: Mapp
             if record is not None:
                 drafts.verified(sequence, record.drafted, record.accepted)
             decision = decisions[sequence.id]
-            drafts.advance(sequence, len(outcome.verdict.committed), decision.k, wait=decision.wait)
+            drafts.advance(sequence, len(outcome.verdict.committed), decision.ask, wait=decision.wait)
         else:
             drafts.close(outcome.sequence)
     drafts.flush()

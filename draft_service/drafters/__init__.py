@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 
 from draft_service.drafters.base import AheadDrafter, Drafter, DraftRequest, Outcome, Pass, Sampled, TwoSpeed
 from draft_service.drafters.cascade import Cascade
-from draft_service.drafters.ngram import NgramDrafter
+from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.plug_in import Constructor, load_plug_in
 from draft_service.drafters.random import RandomDrafter
-from draft_service.drafters.suffix import SuffixDrafter
 from paceline.config import DrafterConfig, PacelineConfig
 from paceline.errors import ConfigError
+from paceline.lookup import build_lookup
 from paceline.simulation import MODEL_NAME
 from paceline.tokenizer import Tokenizer
 
@@ -30,18 +30,13 @@ __all__ = [
     "Outcome",
     "Pass",
     "Sampled",
-    "SuffixDrafter",
     "TwoSpeed",
     "build_drafters",
 ]
 
 
-def _ngram(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: Tokenizer) -> Drafter:
-    if entry.min_match > entry.max_match:
-        raise ConfigError(
-            f"draft.drafters.{name}: min_match {entry.min_match} is above max_match {entry.max_match}"
-        )
-    return NgramDrafter(name, min_match=entry.min_match, max_match=entry.max_match)
+def _lookup(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: Tokenizer) -> Drafter:
+    return LookupDrafter(build_lookup(name, entry))
 
 
 def _random(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: Tokenizer) -> Drafter:
@@ -75,15 +70,6 @@ def _simulated(name: str, entry: DrafterConfig, config: PacelineConfig, tokenize
     return SimulatedDrafter(name, config.simulation, tokenizer)
 
 
-def _suffix(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: Tokenizer) -> Drafter:
-    return SuffixDrafter(
-        name,
-        pool_bytes=entry.pool_mb << 20,
-        min_probability=entry.min_probability,
-        shared=entry.share == "all",
-    )
-
-
 def _distilled(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: Tokenizer) -> Drafter:
     from draft_service.drafters.distilled import load_distilled_drafter  # torch, as above
 
@@ -99,8 +85,8 @@ def _distilled(name: str, entry: DrafterConfig, config: PacelineConfig, tokenize
 
 
 CONSTRUCTORS: dict[str, Constructor] = {
-    "ngram": _ngram,
-    "suffix": _suffix,
+    "ngram": _lookup,
+    "suffix": _lookup,
     "random": _random,
     "model": _model,
     "simulated": _simulated,
@@ -125,7 +111,9 @@ def build_drafters(
         if entry.kind != "cascade"
     }
     cascades = {
-        name: Cascade(name, _members(name, entry, drafters), clock=clock)
+        name: Cascade(
+            name, _members(name, entry, drafters), beside=config.draft.beside().get(name, ()), clock=clock
+        )
         for name, entry in entries.items()
         if entry.kind == "cascade"
     }

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from paceline.lookup import Weighed
 from paceline.types import DraftDistribution, Law, SamplingParams
 
 
@@ -92,14 +93,6 @@ class Drafter(Protocol):
 
     def close(self, handle: int) -> None:
         """Free what ``open`` took. Never raises."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weighed:
-    """Guesses, and for each of them the probability that it and all before it are right."""
-
-    token_ids: list[int]
-    probabilities: list[float]
 
 
 @runtime_checkable

@@ -14,9 +14,8 @@ position fared so far, in this sequence and before. Times are measured. A slow m
 measured again, so now and then it gets a round that would have had no guesses: the more rarely, the longer it loses.
 """
 
-import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from draft_service.drafters.base import (
@@ -25,12 +24,12 @@ from draft_service.drafters.base import (
     Outcome,
     Pass,
     Sampled,
-    Weighed,
     Weighing,
     tidy,
 )
 from draft_service.drafters.prospects import Record, RoundTime, Track, bucket_of
 from paceline.errors import ConfigError
+from paceline.lookup import Weighed, cascade_version
 
 PROBE_EVERY, PROBE_RARELY = 16, 512
 """Of the rounds in which nothing looked better than the slower half, every so many goes to it all the same; the number
@@ -215,16 +214,24 @@ class Cascade:
     max_context = 0
 
     def __init__(
-        self, name: str, members: Sequence[Drafter], *, clock: Callable[[], float] = time.monotonic
+        self,
+        name: str,
+        members: Sequence[Drafter],
+        *,
+        beside: Collection[str] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises ConfigError without a member. Members may serve other sequences under their own names too."""
+        """Raises ConfigError without a member. Members may serve other sequences under their own names too.
+
+        ``beside``: members that the verify tier asks itself; here there are only questions on which they had no guess.
+        """
         if not members:
             raise ConfigError(f"draft.drafters.{name}: members is empty; name drafters of draft.drafters")
-        digest = hashlib.sha256("\n".join(f"{m.name} {m.version}" for m in members).encode()).hexdigest()
         self.name = name
-        self.version = f"cascade-1-{digest[:12]}"
-        self._quick = [_Member(member) for member in members if not member.slow]
-        slow = [_Member(member) for member in members if member.slow]
+        self.version = cascade_version([(member.name, member.version) for member in members])
+        here = [member for member in members if member.name not in beside]
+        self._quick = [_Member(member) for member in here if not member.slow]
+        slow = [_Member(member) for member in here if member.slow]
         self._clock = clock
         self._rounds = RoundTime()
         self.slower = Slower(name, self.version, slow, self._rounds, clock) if slow else None

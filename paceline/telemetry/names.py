@@ -74,6 +74,7 @@ ROUND_IGNORED: Final = "paceline.round.ignored"
 ROUND_COMMITTED: Final = "paceline.round.committed"
 ROUND_OUTCOME: Final = "paceline.round.outcome"
 ROUND_DRAFTER: Final = "paceline.round.drafter"
+ROUND_BESIDE: Final = "paceline.round.beside"  # looked up in the verify tier
 ROUND_DRAFT_S: Final = "paceline.round.draft_s"
 ROUND_NETWORK_S: Final = "paceline.round.network_s"
 ROUND_WAIT_S: Final = "paceline.round.wait_s"

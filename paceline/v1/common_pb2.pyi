@@ -165,6 +165,10 @@ class _DepthReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DepthReas
     """Speculation would pay a little, too little to switch again."""
     DEPTH_REASON_ROOM: _DepthReason.ValueType  # 9
     """The request has room for so many only."""
+    DEPTH_REASON_LOOKED_UP: _DepthReason.ValueType  # 10
+    """Looked up beside the target: nobody was asked."""
+    DEPTH_REASON_NOT_FOUND: _DepthReason.ValueType  # 11
+    """The same, and nothing was found."""
 
 class DepthReason(_DepthReason, metaclass=_DepthReasonEnumTypeWrapper):
     """Why a round drafted as many tokens as it did."""
@@ -189,6 +193,10 @@ DEPTH_REASON_DWELL: DepthReason.ValueType  # 8
 """Speculation would pay a little, too little to switch again."""
 DEPTH_REASON_ROOM: DepthReason.ValueType  # 9
 """The request has room for so many only."""
+DEPTH_REASON_LOOKED_UP: DepthReason.ValueType  # 10
+"""Looked up beside the target: nobody was asked."""
+DEPTH_REASON_NOT_FOUND: DepthReason.ValueType  # 11
+"""The same, and nothing was found."""
 Global___DepthReason: _TypeAlias = DepthReason  # noqa: Y015
 
 @_typing.final
@@ -419,6 +427,7 @@ class RoundRecord(_message.Message):
     HIDDEN_DRAFT_S_FIELD_NUMBER: _builtins.int
     AHEAD_LEVEL_FIELD_NUMBER: _builtins.int
     AHEAD_HIT_FIELD_NUMBER: _builtins.int
+    BESIDE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Counts from 0 within the request; the prefill that gives the first token is not a round."""
     base_len: _builtins.int
@@ -469,6 +478,8 @@ class RoundRecord(_message.Message):
     """Level of drafting ahead that was asked for in the round before, see SequenceOpen.level."""
     ahead_hit: _builtins.bool
     """Whether the block had been drafted for this very outcome before it was known."""
+    beside: _builtins.bool
+    """The block was looked up beside the target, without a message to the draft tier."""
     def __init__(
         self,
         *,
@@ -497,10 +508,11 @@ class RoundRecord(_message.Message):
         hidden_draft_s: _builtins.float = ...,
         ahead_level: _builtins.int = ...,
         ahead_hit: _builtins.bool = ...,
+        beside: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_s", b"accept_s", "accepted", b"accepted", "ahead_hit", b"ahead_hit", "ahead_level", b"ahead_level", "asked", b"asked", "base_len", b"base_len", "batch_rows", b"batch_rows", "batch_sequences", b"batch_sequences", "committed", b"committed", "depth_reason", b"depth_reason", "draft_s", b"draft_s", "drafted", b"drafted", "drafter", b"drafter", "expected_tokens", b"expected_tokens", "forward_s", b"forward_s", "hidden_draft_s", b"hidden_draft_s", "ignored", b"ignored", "index", b"index", "network_s", b"network_s", "next_cost_s", b"next_cost_s", "next_worth_s", b"next_worth_s", "outcome", b"outcome", "step", b"step", "verify_s", b"verify_s", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_s", b"accept_s", "accepted", b"accepted", "ahead_hit", b"ahead_hit", "ahead_level", b"ahead_level", "asked", b"asked", "base_len", b"base_len", "batch_rows", b"batch_rows", "batch_sequences", b"batch_sequences", "beside", b"beside", "committed", b"committed", "depth_reason", b"depth_reason", "draft_s", b"draft_s", "drafted", b"drafted", "drafter", b"drafter", "expected_tokens", b"expected_tokens", "forward_s", b"forward_s", "hidden_draft_s", b"hidden_draft_s", "ignored", b"ignored", "index", b"index", "network_s", b"network_s", "next_cost_s", b"next_cost_s", "next_worth_s", b"next_worth_s", "outcome", b"outcome", "step", b"step", "verify_s", b"verify_s", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

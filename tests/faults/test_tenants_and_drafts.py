@@ -11,9 +11,10 @@ def pair(tmp_path_factory):
     return tiny_pair(tmp_path_factory.mktemp("pair"))
 
 
-async def test_a_tenant_profits_from_its_own_outputs_only(pair):
+@pytest.mark.parametrize("place", ["draft", "verify"])
+async def test_a_tenant_profits_from_its_own_outputs_only(pair, place):
     """The same request again is guessed nearly whole for its own tenant, and like the first time for another one."""
-    config = stack_config(*pair)
+    config = stack_config(*pair, [f"draft.drafters.suffix.place={place}"])
     async with running_stack(config) as stack:
 
         async def accepted(tenant):

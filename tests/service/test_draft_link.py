@@ -6,11 +6,12 @@ import contextlib
 import grpc
 import pytest
 
-from draft_service.drafters.ngram import NgramDrafter
+from draft_service.drafters.lookup import LookupDrafter
 from draft_service.service import DraftService, serve
 from paceline.codec import sampling_to_pb
 from paceline.config import DraftConfig, ServerConfig
 from paceline.link import Fate
+from paceline.lookup.ngram import NgramLookup
 from paceline.serving.channel import open_channel
 from paceline.telemetry import Telemetry
 from paceline.testing.scripted_drafter import ScriptedDrafter
@@ -129,7 +130,8 @@ async def until(condition):
 async def test_welcome_names_the_drafters(start):
     """Name, version and limit of each."""
     _, peer = await start(
-        ScriptedDrafter(count_up, max_context=77), NgramDrafter("ngram", min_match=2, max_match=8)
+        ScriptedDrafter(count_up, max_context=77),
+        LookupDrafter(NgramLookup("ngram", min_match=2, max_match=8)),
     )
     welcome = await peer().hello()
     assert welcome.draft_id == "d"
@@ -175,7 +177,7 @@ async def test_mirror_only_is_not_answered(start):
 
 async def test_no_guess_is_an_answer(start):
     """An empty proposal tells the verify tier not to wait."""
-    _, peer = await start(NgramDrafter("ngram", min_match=2, max_match=8))
+    _, peer = await start(LookupDrafter(NgramLookup("ngram", min_match=2, max_match=8)))
     verify = peer()
     await verify.hello()
     await verify.send(opening(1, [1, 2, 3], drafter="ngram"), opening(2, [5, 6, 9, 5, 6], drafter="ngram"))
@@ -392,7 +394,9 @@ async def test_a_drafter_that_raises(start, caplog):
 async def test_a_drafter_that_hangs(start):
     """The quick drafters go on, health says NOT_SERVING while it lasts and SERVING after; no answer is lost."""
     slow = ScriptedDrafter(count_up, name="slow", slow=True)
-    service, peer = await start(slow, NgramDrafter("ngram", min_match=2, max_match=8), stall_s=0.1)
+    service, peer = await start(
+        slow, LookupDrafter(NgramLookup("ngram", min_match=2, max_match=8)), stall_s=0.1
+    )
     verify = peer()
     await verify.hello()
     slow.hang()

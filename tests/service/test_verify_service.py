@@ -38,7 +38,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @asynccontextmanager
 async def verify(model: Path, *settings: str) -> AsyncIterator[Stub]:
     config = load_config(
-        None, [f'model.name="{model}"', 'model.dtype="float32"', "verify.server.port=0", *settings]
+        None,
+        [
+            f'model.name="{model}"',
+            'model.dtype="float32"',
+            "verify.server.port=0",
+            "draft.drafters={scripted={kind='random'}}",  # nothing is looked up beside the target
+            *settings,
+        ],
     )
     server = await verify_service.service.create_server(config)
     await server.start()

@@ -6,12 +6,12 @@ import pytest
 from test_draft_worker import Answers, ask, opening
 
 from draft_service.drafters import DraftRequest, Pass
-from draft_service.drafters.base import Weighed
 from draft_service.drafters.cascade import PROBE_RARELY, Cascade
 from draft_service.drafters.prospects import Positions, Record, RoundTime, Track
 from draft_service.news import Close, Drafted, Extend
 from draft_service.worker import DraftWorker
 from paceline.errors import ConfigError
+from paceline.lookup import Weighed
 from paceline.testing.scripted_drafter import ScriptedDrafter
 from paceline.types import SamplingParams
 

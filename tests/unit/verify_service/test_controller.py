@@ -45,8 +45,25 @@ def row(
     prior: AcceptancePrior | None = None,
     finished: bool = False,
     drafter: str = "d",
+    found: tuple[float, ...] | None = None,
+    alone: bool = False,
 ) -> RowFact:
-    return RowFact(id_, drafter, k_max, room, fixed, asked, proposed, drafted, agreed, look, prior, finished)
+    return RowFact(
+        id_,
+        drafter,
+        k_max,
+        room,
+        fixed,
+        asked,
+        proposed,
+        drafted,
+        agreed,
+        look,
+        prior,
+        finished,
+        found,
+        alone,
+    )
 
 
 def facts(*rows: RowFact, gap_s: float = 0.0005, running: int = 0, plain: int = 0) -> StepFacts:
@@ -164,6 +181,25 @@ def test_a_fixed_depth_is_kept_whatever_happens() -> None:
     assert trim(run.model, run.state, [Ready(1, 4, fixed=True)], 1, 0, 0) == {1: (4, None)}
     decision = run.step(row(fixed=True, room=2))[1]
     assert (decision.k, decision.reason) == (2, DepthReason.ROOM)
+
+
+def test_what_was_looked_up_is_not_asked_for_again() -> None:
+    """Nobody is asked where something was found, nor where there is nobody else; a cascade's model is asked otherwise."""
+    run = Run(FLAT)
+    found = run.step(row(found=(0.9, 0.8)), row(2, found=(), alone=True), row(3, found=()))
+    assert (found[1].ask, found[1].reason) == (0, DepthReason.LOOKED_UP)
+    assert found[1].expected_tokens == pytest.approx(2.7)
+    assert (found[2].ask, found[2].reason) == (0, DepthReason.NOT_FOUND)
+    assert found[3].ask > 0
+
+
+def test_a_block_that_says_how_likely_it_is_is_cut_by_that() -> None:
+    """Dear rows: the likely guesses stay, the unlikely ones go; what sequences did before counts for nothing."""
+    run = Run(DEAR)
+    run.step(row(found=(0.95, 0.9, 0.05, 0.01), alone=True))
+    ready = [Ready(1, 4, False, (0.95, 0.9, 0.05, 0.01))]
+    kept = trim(run.model, run.state, ready, 1, 0, 0)
+    assert kept[1] == (2, DepthReason.COST)
 
 
 def test_the_plans_prior_decides_the_first_round() -> None:

@@ -84,7 +84,9 @@ class OneByOne:
             sampling=sampling(world),
             max_tokens=rng.choice((4, 20, 20, 40)),
             stop_ids=frozenset(rng.sample(range(VOCAB), 10) if rng.random() < 0.5 else ()),
-            plan=Plan.speculative("d", rng.randrange(1, 9), "", k_fixed=rng.random() < 0.7)
+            plan=Plan.speculative(
+                rng.choice(("d", "both", "suffix")), rng.randrange(1, 9), "", k_fixed=rng.random() < 0.7
+            )
             if rng.random() < 0.85
             else Plan.plain(""),
             tenant=tenant,

@@ -135,7 +135,9 @@ def ask(world: World) -> DecodeSpec:
         sampling=SamplingParams(temperature=0.0),
         max_tokens=rng.choice((7, 12, 30, 90)),
         stop_ids=frozenset({STOP} if rng.random() < 0.5 else ()),
-        plan=Plan.speculative("d", rng.randrange(1, 6), "", k_fixed=rng.random() < 0.7)
+        plan=Plan.speculative(
+            rng.choice(("d", "both", "suffix")), rng.randrange(1, 6), "", k_fixed=rng.random() < 0.7
+        )
         if rng.random() < 0.7
         else Plan.plain(""),
         tenant=tenant,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_service.drafters import history
-from draft_service.drafters.history import (
+from paceline.lookup import history
+from paceline.lookup.history import (
     BLOCK,
     MAX_FOUND,
     NativeHistory,

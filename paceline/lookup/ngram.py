@@ -5,8 +5,10 @@ prompt or itself (extraction, rewriting, code edits). Only committed tokens are 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from draft_service.drafters.base import DraftRequest
+from paceline.lookup.base import Weighed
+from paceline.lookup.trust import MAX_MATCH, Luck, Trust
 
 # Keys are polynomial hashes cut to 61 bits; a collision is seen when the tokens are compared, and costs a guess.
 _MULTIPLIER = 0x1B873593_5BD1E995
@@ -34,6 +36,11 @@ class NgramIndex:
 
     def __len__(self) -> int:
         return len(self._tokens)
+
+    @property
+    def match_len(self) -> int:
+        """Tokens of the longest match of the current suffix; 0: none."""
+        return self._match_len
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append tokens; the match afterwards is the one of the new last position."""
@@ -69,32 +76,60 @@ class NgramIndex:
         return guesses
 
 
-class NgramDrafter:
-    """See the module. ``min_match`` and ``max_match`` bound the suffix, in tokens."""
+@dataclass(slots=True)
+class _Text:
+    index: NgramIndex
+    luck: Luck = field(default_factory=Luck)
+    guesses: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    match_len: int = 0
 
-    slow = False
-    max_context = 0
+
+class NgramLookup:
+    """See the module. ``min_match`` and ``max_match`` bound the suffix, in tokens."""
 
     def __init__(self, name: str, *, min_match: int, max_match: int) -> None:
         self.name = name
         self.version = f"ngram-1-{min_match}-{max_match}"
         self._min_match = min_match
         self._max_match = max_match
-        self._indexes: dict[int, NgramIndex] = {}
+        self._trust = Trust()
+        self._texts: dict[int, _Text] = {}
 
     def open(self, handle: int) -> None:
         """Start an empty index."""
-        self._indexes[handle] = NgramIndex(self._min_match, self._max_match)
+        self._texts[handle] = _Text(NgramIndex(self._min_match, self._max_match))
 
-    def propose(self, batch: Sequence[DraftRequest]) -> list[list[int] | None]:
+    def guess(self, handle: int, token_ids: Sequence[int], *, prompt_len: int, scope: str, k: int) -> Weighed:
         """Index what is new, then look up the suffix."""
-        drafts: list[list[int] | None] = []
-        for request in batch:
-            index = self._indexes[request.handle]
-            index.extend(request.token_ids[len(index) :])
-            drafts.append(index.continuation(request.k))
-        return drafts
+        text = self._texts[handle]
+        index = text.index
+        new = token_ids[len(index) :]
+        self._learn(text, new)
+        index.extend(new)
+        text.guesses = index.continuation(k)
+        text.match_len, text.chances = min(index.match_len, MAX_MATCH), []
+        factor, probability, probabilities = text.luck.factor, 1.0, []
+        for position in range(len(text.guesses)):
+            right, given = self._trust.of(0, text.match_len + position, 1)
+            text.chances.append(right / given)
+            probability *= min(right / given * factor, 1.0)
+            probabilities.append(probability)
+        return Weighed(text.guesses, probabilities)
 
     def close(self, handle: int) -> None:
         """Drop the index."""
-        self._indexes.pop(handle, None)
+        self._texts.pop(handle, None)
+
+    def tidy(self) -> bool:
+        """Nothing is kept beyond a request."""
+        return False
+
+    def _learn(self, text: _Text, new: Sequence[int]) -> None:
+        for position, (guess, chance, token) in enumerate(zip(text.guesses, text.chances, new, strict=False)):
+            cell = self._trust.of(0, text.match_len + position, 1)
+            cell[1] += 1.0
+            text.luck.observe(chance, right=guess == token)
+            if guess != token:
+                break
+            cell[0] += 1.0

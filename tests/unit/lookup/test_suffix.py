@@ -6,25 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_service.drafters import DraftRequest, SuffixDrafter
-from draft_service.drafters.history import places_for
-from draft_service.drafters.suffix import Pool
-from paceline.types import SamplingParams
+from paceline.lookup import SuffixLookup
+from paceline.lookup.history import places_for
+from paceline.lookup.pool import Pool
 
 VOCAB = 2**31
 
 
 def make(**changes):
-    return SuffixDrafter("suffix", **({"pool_bytes": 1 << 20, "min_probability": 0.0} | changes))
+    return SuffixLookup("suffix", **({"pool_bytes": 1 << 20, "min_probability": 0.0} | changes))
 
 
-def request(handle, token_ids, *, k=4, scope="a", prompt_len=1):
-    return DraftRequest(handle, token_ids, prompt_len, SamplingParams(), k, VOCAB, scope)
-
-
-def ask(drafter, handle, token_ids, **more):
-    (guesses,) = drafter.propose([request(handle, token_ids, **more)])
-    return guesses
+def ask(drafter, handle, token_ids, *, k=4, scope="a", prompt_len=1):
+    return drafter.guess(handle, token_ids, prompt_len=prompt_len, scope=scope, k=k).token_ids
 
 
 def finish(drafter, handle, token_ids, **more):
@@ -145,7 +139,7 @@ def test_texts_go_in_slice_by_slice():
 
 def test_without_quiet_moments_what_waits_stays_bounded(monkeypatch):
     """When nobody ever tidies up, closes put in what is too much."""
-    monkeypatch.setattr("draft_service.drafters.suffix._MOST_WAITING", 500)
+    monkeypatch.setattr("paceline.lookup.pool._MOST_WAITING", 500)
     pool = Pool(1 << 20)
     for i in range(50):
         pool.add("a", [1000 * i + j for j in range(100)])
@@ -213,7 +207,7 @@ def test_closes_in_any_order_and_twice():
     ask(drafter, 3, list(range(30)))
     for handle in (4, 3, 3, 99, 0, 2, 1):
         drafter.close(handle)
-    assert not drafter._sequences
+    assert not drafter._texts
     while drafter.tidy():
         pass
     assert once(drafter, 7, [9, 5, 6]) == [7, 8, 9, 10]

@@ -3,9 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_service.drafters import DraftRequest
-from draft_service.drafters.ngram import NgramDrafter, NgramIndex
-from paceline.types import SamplingParams
+from paceline.lookup.ngram import NgramIndex, NgramLookup
 
 
 def naive(text: list[int], min_match: int, max_match: int, k: int) -> list[int]:
@@ -39,26 +37,41 @@ def test_index_gives_what_the_search_gives(text, bounds, k, data):
         assert index.continuation(k) == naive(text[:at], min_match, max_match, k)
 
 
-def request(handle: int, token_ids: list[int], k: int = 4) -> DraftRequest:
-    return DraftRequest(handle, token_ids, 1, SamplingParams(), k, 100)
+def ask(lookup: NgramLookup, handle: int, token_ids: list[int], k: int = 4) -> list[int]:
+    return lookup.guess(handle, token_ids, prompt_len=1, scope="", k=k).token_ids
 
 
-def test_sequences_do_not_see_each_other():
-    """Each handle has an index of its own, filled from what is new in the request."""
-    drafter = NgramDrafter("ngram", min_match=2, max_match=8)
-    drafter.open(1)
-    drafter.open(2)
-    assert drafter.propose([request(1, [1, 2, 3, 1, 2]), request(2, [1, 2])]) == [[3, 1, 2, 3], []]
-    assert drafter.propose([request(2, [1, 2, 9, 1, 2], k=1)]) == [[9]]
-    drafter.close(1)
-    drafter.close(2)
-    drafter.open(1)
-    assert drafter.propose([request(1, [1, 2])]) == [[]]
+def test_texts_do_not_see_each_other():
+    """Each handle has an index of its own, filled from what is new."""
+    lookup = NgramLookup("ngram", min_match=2, max_match=8)
+    lookup.open(1)
+    lookup.open(2)
+    assert ask(lookup, 1, [1, 2, 3, 1, 2]) == [3, 1, 2, 3]
+    assert ask(lookup, 2, [1, 2]) == []
+    assert ask(lookup, 2, [1, 2, 9, 1, 2], k=1) == [9]
+    lookup.close(1)
+    lookup.close(2)
+    lookup.open(1)
+    assert ask(lookup, 1, [1, 2]) == []
+
+
+def test_probabilities_fall_along_a_guess_and_with_each_failure():
+    """A path gets less likely with every token; where guesses keep failing in a text, its next ones are trusted less."""
+    lookup = NgramLookup("ngram", min_match=1, max_match=4)
+    lookup.open(1)
+    text, first = [1, 2, 3, 1], []
+    for other in range(10, 40):
+        weighed = lookup.guess(1, text, prompt_len=1, scope="", k=3)
+        assert weighed.probabilities == sorted(weighed.probabilities, reverse=True)
+        assert len(weighed.probabilities) == len(weighed.token_ids)
+        first.append(weighed.probabilities[0])
+        text = [*text, other, 1]
+    assert first[-1] < 0.2 * first[0]
 
 
 def test_a_hash_collision_costs_a_guess_and_nothing_else(monkeypatch):
     """Where two n-grams share a key, the tokens decide: no guess rather than a wrong one."""
-    monkeypatch.setattr("draft_service.drafters.ngram._MASK", 0)
+    monkeypatch.setattr("paceline.lookup.ngram._MASK", 0)
     index = NgramIndex(2, 2)
     index.extend([1, 2, 3, 4, 5])
     assert index.continuation(4) == []
