@@ -150,8 +150,11 @@ class DraftService(DraftServiceServicer):
                 max_level=drafter.max_level if isinstance(drafter, AheadDrafter) else 0,
                 device=drafter.device if isinstance(drafter, AheadDrafter) else "cpu",
                 one_pass=drafter.one_pass if isinstance(drafter, AheadDrafter) else False,
+                weights_bytes=memory[0],
+                kv_bytes_per_token=memory[1],
             )
             for name, drafter in self._drafters.items()
+            for memory in (getattr(drafter, "memory", (0, 0)),)
         ]
         return pb.LinkWelcome(draft_id=self.draft_id, drafters=offers, host=host_name())
 

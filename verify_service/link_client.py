@@ -10,12 +10,14 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
 
 import grpc
 
 from paceline import codec
 from paceline.link import MAX_LEVEL, Lookahead, Stamp
 from paceline.serving.channel import open_channel
+from paceline.simulation import MODEL_NAME
 from paceline.types import DraftDistribution
 from paceline.v1 import draft_pb2, draft_pb2_grpc
 from verify_service.drafts import Offer, Proposal, Refusal
@@ -35,6 +37,14 @@ _REFUSALS = {
 
 
 _Outbox = asyncio.Queue[draft_pb2.LinkRequest | None]
+
+
+class DrafterMemory(NamedTuple):
+    """What a drafter takes, in bytes, and whether of the target's device."""
+
+    weights_bytes: int
+    kv_bytes_per_token: int
+    shared: bool
 
 
 class LinkEvents:
@@ -62,6 +72,8 @@ class LinkClient:
     ) -> None:
         """``shares(host, device)``: whether a drafter there would slow the target model down."""
         self.endpoint = endpoint
+        self.memory: dict[str, DrafterMemory] = {}
+        """By drafter, as last offered."""
         self._hello = hello
         self._shares = shares
         self._events = events
@@ -123,6 +135,15 @@ class LinkClient:
         return self._outbox is not None
 
     def _welcomed(self, welcome: draft_pb2.LinkWelcome) -> None:
+        self.memory = {
+            offer.name: DrafterMemory(
+                offer.weights_bytes,
+                offer.kv_bytes_per_token,
+                # A simulated pair's sizes are those of one device, whatever its clocks say.
+                offer.device == MODEL_NAME or self._shares(welcome.host, offer.device),
+            )
+            for offer in welcome.drafters
+        }
         log.info("link up", extra={"endpoint": self.endpoint, "draft_id": welcome.draft_id})
         self._events.up(
             self,

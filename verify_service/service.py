@@ -6,14 +6,14 @@ import math
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 
 from paceline import codec
 from paceline.config import PacelineConfig
 from paceline.engine import Runner, load_runner
-from paceline.engine.memory import give_back_free_memory
+from paceline.engine.memory import device_bytes, give_back_free_memory, kv_bytes_per_token, weights_bytes
 from paceline.errors import FieldViolation, InvalidRequestError
 from paceline.ranges import MAX_K, sampling_violations
 from paceline.serving.delay_line import DelayLine
@@ -42,10 +42,19 @@ _Context = grpc.aio.ServicerContext[verify_pb2.DecodeRequest, verify_pb2.DecodeR
 class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
     """The servicer; one per process."""
 
-    def __init__(self, engine: Engine, runner: Runner, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        runner: Runner,
+        telemetry: Telemetry,
+        memory: verify_pb2.ModelMemory,
+        links: Sequence[LinkClient] = (),
+    ) -> None:
         self._engine = engine
         self._runner = runner
         self._telemetry = telemetry
+        self._memory = memory
+        self._links = links
 
     async def Decode(self, request: verify_pb2.DecodeRequest, context: _Context) -> None:  # type: ignore[override]  # noqa: N802  # aio also takes a coroutine
         """See verify.proto. Cancelling the call, or its deadline, frees the sequence at the next step."""
@@ -95,7 +104,38 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
             prefix_tokens_reused=state.prefix_tokens_reused,
             preemptions=state.preemptions,
             costs=_costs(self._engine, self._engine.costs) if self._engine.costs else None,
+            memory=self._memory,
+            drafter_memory=_drafter_memory(self._links),
         )
+
+
+def _memory(config: PacelineConfig, runner: Runner) -> verify_pb2.ModelMemory:
+    if config.model.name == MODEL_NAME:
+        sizes = pair_of(config.simulation).sizes
+        return verify_pb2.ModelMemory(
+            device_bytes=sizes.device_bytes,
+            weights_bytes=sizes.target_bytes,
+            kv_bytes_per_token=sizes.target_kv_bytes,
+        )
+    return verify_pb2.ModelMemory(
+        device_bytes=device_bytes(runner.device),
+        weights_bytes=weights_bytes(runner),
+        kv_bytes_per_token=kv_bytes_per_token(runner),
+    )
+
+
+def _drafter_memory(links: Sequence[LinkClient]) -> list[verify_pb2.DrafterMemory]:
+    """One of each name: replicas of a drafter are alike, and each lies on a device of its own."""
+    found = {name: memory for link in links for name, memory in link.memory.items() if any(memory[:2])}
+    return [
+        verify_pb2.DrafterMemory(
+            name=name,
+            weights_bytes=one.weights_bytes,
+            kv_bytes_per_token=one.kv_bytes_per_token,
+            shared=one.shared,
+        )
+        for name, one in found.items()
+    ]
 
 
 def _deadline(context: _Context) -> float:
@@ -216,9 +256,6 @@ async def create_server(config: PacelineConfig) -> TierServer:
     telemetry = Telemetry.setup(config.telemetry, service_name=names.SERVICE_VERIFY, instance_id=verify_id)
     engine = Engine(runner, config.verify, loop, costs, build_beside(config.draft))
     server = TierServer(config.verify.server, services=[SERVICE], section="verify.server")
-    verify_pb2_grpc.add_VerifyServiceServicer_to_server(
-        VerifyService(engine, runner, telemetry), server.grpc_server
-    )
     hello = draft_pb2.LinkHello(
         verify_id=verify_id,
         tokenizer_fingerprint=runner.info.tokenizer_fingerprint,
@@ -227,9 +264,11 @@ async def create_server(config: PacelineConfig) -> TierServer:
     events = LinkEvents(engine.link_up, engine.link_down, engine.proposed, engine.refused)
     endpoints, lines = _endpoints(config)
     shares = _sharing(config.verify.draft_shares_device, runner.info.device, config.model.name)
-    background = [
-        asyncio.create_task(LinkClient(endpoint, hello, events, shares).run()) for endpoint in endpoints
-    ]
+    links = [LinkClient(endpoint, hello, events, shares) for endpoint in endpoints]
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(
+        VerifyService(engine, runner, telemetry, _memory(config, runner), links), server.grpc_server
+    )
+    background = [asyncio.create_task(link.run()) for link in links]
     background.append(asyncio.create_task(_watch(engine, server, config.verify.stall_s)))
     server.on_stop(_stopper(background, engine, telemetry, lines))
     engine.start()

@@ -21,6 +21,7 @@ import torch
 from draft_service.drafters.base import Branch, DraftRequest, Enumeration, Outcome, Sampled
 from paceline.config import DEFAULT_TOP_M, ModelConfig
 from paceline.engine import Runner, Segment, load_runner
+from paceline.engine.memory import kv_bytes_per_token, weights_bytes
 from paceline.errors import CapacityError, ConfigError
 from paceline.model_store import resolve_model_dir
 from paceline.sampling import TokenRow, choose, likeliest, sample_draft
@@ -130,6 +131,8 @@ class ModelDrafter:
         self._top_m = top_m
         self._lent: dict[int, list[_Ahead]] = {}
         self.device = runner.info.device
+        self.memory = weights_bytes(runner), kv_bytes_per_token(runner)
+        """Bytes of its weights, and of each token of a sequence."""
 
     @property
     def num_free_slots(self) -> int:

@@ -37,6 +37,7 @@ class SimulatedDrafter:
         self._config = config
         self._pair = simulation.pair_of(config)
         self.one_pass = self._pair.one_pass
+        self.memory = self._pair.sizes.draft_bytes, self._pair.sizes.draft_kv_bytes
         self._source = Source(tokenizer)
         self._tokenizer = tokenizer
         self._num_read: dict[int, int] = {}

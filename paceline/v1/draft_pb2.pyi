@@ -360,6 +360,8 @@ class DrafterOffer(_message.Message):
     MAX_LEVEL_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     ONE_PASS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name."""
     version: _builtins.str
@@ -372,6 +374,10 @@ class DrafterOffer(_message.Message):
     """What it computes on: cpu, cuda:N, simulated."""
     one_pass: _builtins.bool
     """Forwards for a block of any length: one (block drafters), else one a token."""
+    weights_bytes: _builtins.int
+    """Its weights; 0: next to nothing."""
+    kv_bytes_per_token: _builtins.int
+    """What it holds of each token of each sequence that it mirrors."""
     def __init__(
         self,
         *,
@@ -381,10 +387,12 @@ class DrafterOffer(_message.Message):
         max_level: _builtins.int = ...,
         device: _builtins.str = ...,
         one_pass: _builtins.bool = ...,
+        weights_bytes: _builtins.int = ...,
+        kv_bytes_per_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "max_context", b"max_context", "max_level", b"max_level", "name", b"name", "one_pass", b"one_pass", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "kv_bytes_per_token", b"kv_bytes_per_token", "max_context", b"max_context", "max_level", b"max_level", "name", b"name", "one_pass", b"one_pass", "version", b"version", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -249,6 +249,8 @@ class GetModelInfoResponse(_message.Message):
     PREFIX_TOKENS_REUSED_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    DRAFTER_MEMORY_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """Sequences that hold memory."""
     num_waiting: _builtins.int
@@ -279,6 +281,14 @@ class GetModelInfoResponse(_message.Message):
     def costs(self) -> Global___StepCosts:
         """What a step costs, as measured at start."""
 
+    @_builtins.property
+    def memory(self) -> Global___ModelMemory:
+        """What the target model takes of its device."""
+
+    @_builtins.property
+    def drafter_memory(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrafterMemory]:
+        """The same of the drafters of the draft replicas that are linked; those that hold next to nothing are left out."""
+
     def __init__(
         self,
         *,
@@ -293,14 +303,80 @@ class GetModelInfoResponse(_message.Message):
         prefix_tokens_reused: _builtins.int = ...,
         preemptions: _builtins.int = ...,
         costs: Global___StepCosts | None = ...,
+        memory: Global___ModelMemory | None = ...,
+        drafter_memory: _abc.Iterable[Global___DrafterMemory] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "memory", b"memory", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "drafters", b"drafters", "eos_token_ids", b"eos_token_ids", "kv_slots", b"kv_slots", "kv_slots_free", b"kv_slots_free", "model", b"model", "num_running", b"num_running", "num_waiting", b"num_waiting", "preemptions", b"preemptions", "prefix_tokens_asked", b"prefix_tokens_asked", "prefix_tokens_reused", b"prefix_tokens_reused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "drafter_memory", b"drafter_memory", "drafters", b"drafters", "eos_token_ids", b"eos_token_ids", "kv_slots", b"kv_slots", "kv_slots_free", b"kv_slots_free", "memory", b"memory", "model", b"model", "num_running", b"num_running", "num_waiting", b"num_waiting", "preemptions", b"preemptions", "prefix_tokens_asked", b"prefix_tokens_asked", "prefix_tokens_reused", b"prefix_tokens_reused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
+
+@_typing.final
+class ModelMemory(_message.Message):
+    """What a model takes of its device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_BYTES_FIELD_NUMBER: _builtins.int
+    WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    device_bytes: _builtins.int
+    """All of the device, or of what this process may use of it."""
+    weights_bytes: _builtins.int
+    """Its weights."""
+    kv_bytes_per_token: _builtins.int
+    """Keys and values of one token."""
+    def __init__(
+        self,
+        *,
+        device_bytes: _builtins.int = ...,
+        weights_bytes: _builtins.int = ...,
+        kv_bytes_per_token: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_bytes", b"device_bytes", "kv_bytes_per_token", b"kv_bytes_per_token", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelMemory: _TypeAlias = ModelMemory  # noqa: Y015
+
+@_typing.final
+class DrafterMemory(_message.Message):
+    """What a drafter takes, and whether of the target's device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    weights_bytes: _builtins.int
+    """Its weights."""
+    kv_bytes_per_token: _builtins.int
+    """Keys and values of one token."""
+    shared: _builtins.bool
+    """Whether it lies on the device that the target lies on."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        weights_bytes: _builtins.int = ...,
+        kv_bytes_per_token: _builtins.int = ...,
+        shared: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_bytes_per_token", b"kv_bytes_per_token", "name", b"name", "shared", b"shared", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrafterMemory: _TypeAlias = DrafterMemory  # noqa: Y015
 
 @_typing.final
 class StepCosts(_message.Message):
