@@ -5,6 +5,7 @@ import dataclasses
 import enum
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -51,7 +52,7 @@ async def ask(
         note(stats_in_words(finished.speculative))
         note(_timings_in_words(finished))
     if as_json:
-        print(_as_json(started, finished, token_ids))
+        print(json.dumps(record_of(started, finished, token_ids)))
 
 
 def note(text: str) -> None:
@@ -90,8 +91,8 @@ _PATHS = {"top_k": "sampling.top_k", "seed": "sampling.seed", "k": "decoding.k"}
 """Arguments of ``generate_request`` that are checked there, and the path of their field."""
 
 
-def _as_json(started: Started, finished: Finished, token_ids: list[int]) -> str:
-    """One line: all that is known of the request but its text."""
+def record_of(started: Started, finished: Finished, token_ids: Sequence[int]) -> dict[str, Any]:
+    """All that is known of a request but its text, in plain values: what ``paceline diagnose --records`` reads."""
     stats = finished.speculative
     ratios = {
         "mean_acceptance_length": stats.mean_acceptance_length,
@@ -102,13 +103,14 @@ def _as_json(started: Started, finished: Finished, token_ids: list[int]) -> str:
         "task_type": started.task_type,
         "seed": started.seed,
         "trace_id": started.trace_id,
-        "token_ids": token_ids,
+        "token_ids": list(token_ids),
         **dataclasses.asdict(finished),
     }
     known["speculative"] |= ratios
-    return json.dumps(
-        known, default=lambda value: value.value if isinstance(value, enum.Enum) else str(value)
+    plain: dict[str, Any] = json.loads(
+        json.dumps(known, default=lambda value: value.value if isinstance(value, enum.Enum) else str(value))
     )
+    return plain
 
 
 def _timings_in_words(finished: Finished) -> str:

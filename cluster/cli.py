@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cluster.check_cli import add_check
 from cluster.diagnose_cli import add_diagnose
 from cluster.plan_cli import add_plan
 from cluster.policy_cli import policy_app
@@ -432,3 +433,4 @@ def _errors() -> Iterator[None]:
 app.add_typer(policy_app(DEFAULT_ADDRESS, _errors), name="policy")
 add_plan(app, _errors)
 add_diagnose(app, _errors)
+add_check(app, _errors, DEFAULT_ADDRESS, DEFAULT_VERIFY_ADDRESS)

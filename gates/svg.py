@@ -45,9 +45,11 @@ def lines(
     return _picture(parts)
 
 
-def bars(values: Mapping[str, float], *, title: str, x_label: str, y_label: str) -> str:
-    """One bar a name, in order."""
-    plot = _Frame(0, max(1, len(values)), 1.08 * max([*values.values(), 1e-9]))
+def bars(
+    values: Mapping[str, float], *, title: str, x_label: str, y_label: str, mark: float | None = None
+) -> str:
+    """One bar a name, in order; ``mark`` draws a dashed line at that height."""
+    plot = _Frame(0, max(1, len(values)), 1.08 * max([*values.values(), mark or 0.0, 1e-9]))
     parts = [*plot.frame(title, x_label, y_label, x_ticks=False)]
     for index, (name, value) in enumerate(values.items()):
         left, right = plot.x(index + 0.15), plot.x(index + 0.85)
@@ -57,6 +59,11 @@ def bars(values: Mapping[str, float], *, title: str, x_label: str, y_label: str)
             f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{height:.1f}" fill="{COLOURS[0]}"/>'
         )
         parts.append(_text((left + right) / 2, _HEIGHT - _BOTTOM + 16, name, anchor="middle", size=11))
+    if mark is not None:
+        y = plot.y(mark)
+        parts.append(
+            f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}" stroke="#555" stroke-dasharray="5 4"/>'
+        )
     return _picture(parts)
 
 

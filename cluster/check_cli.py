@@ -1,0 +1,206 @@
+"""``paceline check``: the three gates, on a team's own traffic."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gates.check import Check
+
+EXIT_NOT_HELD = 1
+
+
+def add_check(
+    app: typer.Typer,
+    errors: Callable[[], AbstractContextManager[None]],
+    default_address: str,
+    default_verify: str,
+) -> None:
+    """Adds the command to ``app``; ``errors`` turns our errors into words and exit codes."""
+
+    @app.command()
+    def check(
+        traffic: Annotated[
+            Path,
+            typer.Argument(
+                help="Requests, one JSON object a line: text, messages or turns; task_type, max_tokens, ..."
+            ),
+        ],
+        address: Annotated[
+            str, typer.Option("--address", "-a", envvar="PACELINE_ADDRESS", help="host:port of the router.")
+        ] = default_address,
+        verify: Annotated[
+            str, typer.Option("--verify", "-v", help="host:port of its verify replica.")
+        ] = default_verify,
+        start: Annotated[
+            bool, typer.Option("--start", help="Start a pair for it, and stop it afterwards.")
+        ] = False,
+        config: Annotated[
+            Path | None, typer.Option("--config", "-c", help="With --start: its settings, TOML.")
+        ] = None,
+        overrides: Annotated[
+            list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With --start: one setting.")
+        ] = None,
+        simulate: Annotated[str, typer.Option(metavar="PAIR", help="With --start: simulated devices.")] = "",
+        drafter: Annotated[str, typer.Option(help="Check this drafter; default: the router's choice.")] = "",
+        task: Annotated[
+            list[str] | None, typer.Option(help="Only requests that name this task; repeat for more.")
+        ] = None,
+        limit: Annotated[
+            int, typer.Option(min=0, help="At most so many requests, evenly over the file; 0: all.")
+        ] = 0,
+        max_tokens: Annotated[int, typer.Option(min=1, help="Output of requests that do not say.")] = 96,
+        load: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 1,
+        repeats: Annotated[
+            int, typer.Option(min=1, help="Times each request is decoded each way; the median counts.")
+        ] = 1,
+        sequences: Annotated[
+            int, typer.Option(min=0, help="Sequences to hold at the same time; 0: as many as are set.")
+        ] = 0,
+        device_gb: Annotated[
+            float, typer.Option(min=0, help="Memory to reckon with instead of the device's, in 10^9 bytes.")
+        ] = 0.0,
+        price: Annotated[
+            float, typer.Option(min=0, help="Of an hour of the hardware, in any currency.")
+        ] = 0.0,
+        report: Annotated[
+            Path,
+            typer.Option(help="Where HTML, JSON and records go: this name with .html, .json and .jsonl."),
+        ] = Path("paceline-check"),
+    ) -> None:
+        """Hold memory, acceptance and tail against a file of requests; exit status 0 only if all three gates hold."""
+        with errors():
+            from rich.console import Console
+
+            from cluster.check_page import as_json, html
+            from cluster.check_words import page_lines
+            from cluster.progress import progress_on
+
+            with progress_on(Console(stderr=True, highlight=False)) as say, contextlib.ExitStack() as stack:
+                router, replica = address, verify
+                if start:
+                    router, replica = stack.enter_context(_started(config, overrides or [], simulate, say))
+                elif config or overrides or simulate:
+                    raise ConfigError("--config, --set and --simulate need --start")
+                known = {"sequences": sequences, "device_gb": device_gb, "price": price}
+                found, records = asyncio.run(
+                    checked(
+                        router,
+                        replica,
+                        traffic,
+                        task or [],
+                        limit,
+                        load,
+                        max_tokens,
+                        drafter,
+                        say,
+                        known | {"repeats": repeats},
+                    )
+                )
+            _write(report.with_suffix(".html"), html(found))
+            _write(report.with_suffix(".json"), as_json(found))
+            _write(report.with_suffix(".jsonl"), "".join(json.dumps(record) + "\n" for record in records))
+            for line in page_lines(found):
+                typer.echo(line)
+            typer.echo("")
+            typer.echo(f"page           {report.with_suffix('.html')}")
+            typer.echo(f"figures        {report.with_suffix('.json')}")
+            typer.echo(
+                f"records        {report.with_suffix('.jsonl')}: token ids, no text; for `paceline diagnose --records`"
+            )
+            if not found.holds:
+                raise typer.Exit(EXIT_NOT_HELD)
+
+
+async def checked(
+    router: str,
+    replica: str,
+    traffic: Path,
+    tasks: list[str],
+    limit: int,
+    load: int,
+    max_tokens: int,
+    drafter: str,
+    say: Callable[[str], None],
+    known: dict[str, Any],
+) -> "tuple[Check, tuple[dict[str, Any], ...]]":
+    """Runs and judges."""
+    from cluster.check_run import facts_of, memory_of, run_pairs
+    from gates.check import judge
+    from gates.traffic import read_traffic, spread
+    from paceline.client import Client
+
+    started = time.monotonic()
+    async with Client(router) as client:
+        types = (await client.server_info()).task_types
+        try:
+            with traffic.open(encoding="utf-8") as lines:
+                requests = read_traffic(lines, types)
+        except OSError as error:
+            raise ConfigError(f"cannot read {traffic}: {error.strerror}") from error
+        except (UnicodeDecodeError, ValueError) as error:
+            raise ConfigError(f"{traffic}: {error}") from error
+        unknown = sorted(set(tasks) - set(types))
+        if unknown:
+            raise ConfigError(f"--task {', '.join(unknown)}: expected some of {', '.join(types)}")
+        if tasks:
+            requests = [asked for asked in requests if asked.task in tasks]
+        if len(requests) < 2:
+            raise ConfigError(f"{traffic}: {len(requests)} requests to check; give at least 2, better 100")
+        requests = spread(requests, limit)
+        runs = await run_pairs(
+            client,
+            requests,
+            load=load,
+            repeats=known["repeats"],
+            max_tokens=max_tokens,
+            drafter=drafter,
+            progress=say,
+        )
+        memory, apart, slots = await memory_of(replica, runs.drafter)
+        if memory is not None and known["device_gb"]:
+            memory = dataclasses.replace(memory, device_bytes=known["device_gb"] * 1e9)
+        facts = await facts_of(
+            client,
+            runs,
+            memory=memory,
+            drafter_apart=apart,
+            sequences=known["sequences"] or slots,
+            load=load,
+            price_per_hour=known["price"],
+            traffic=traffic.name,
+        )
+    return judge(runs.pairs, facts, seconds=time.monotonic() - started), runs.records
+
+
+@contextlib.contextmanager
+def _started(
+    config: Path | None, overrides: list[str], simulate: str, say: Callable[[str], None]
+) -> Iterator[tuple[str, str]]:
+    """A pair of its own on free ports; its router's and its verify replica's address."""
+    from cluster.launch import running_cluster
+    from cluster.simulated import simulated
+    from paceline.config import load_config
+
+    ports = [f"{tier}.server.port=0" for tier in ("router", "verify", "draft")]
+    pair = simulated(simulate) if simulate else []
+    settings = load_config(config, [*ports, *pair, *overrides])
+    with running_cluster(settings, progress=say) as cluster:
+        yield cluster.router_address, cluster.addresses("verify")[0]
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,381 @@
+"""The three gates, held against pairs of runs of the same requests: plain before, speculative after.
+
+Each answers yes, no, or not shown: a bound lies on the wrong side of the mark. Only yes lets a pair through. *Memory* is
+arithmetic. *Acceptance* asks for every task whether the lower bound of the accepted share is above what breaks even here, at this
+load (round time over plain step, less one, over drafted tokens); where no cost could be measured the golden number stands in.
+*Tail* asks whether P99 after is at most 1.05 of P99 before.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from gates.bootstrap import Estimate, ratio_of_quantiles, ratio_of_sums
+from gates.capacity import FILL, Memory
+from gates.evidence import Seen, blocks_of, sums
+from gates.plan import cost
+from router.evidence import break_even
+from router.ledger.sums import AT, Row
+
+GOLDEN_ACCEPTANCE = 0.60
+TAIL_LIMIT = 1.05
+SHORT_OUTPUT = 20
+FEWEST = 6
+"""Requests of a task below which nothing is said about it."""
+
+
+class Verdict(Enum):
+    """Whether something holds."""
+
+    YES = "yes"
+    NO = "no"
+    OPEN = "not shown"
+
+
+@dataclass(frozen=True, slots=True)
+class PairOfRuns:
+    """One request, decoded both ways."""
+
+    plain: Seen
+    speculative: Seen
+
+    @property
+    def same(self) -> bool:
+        """Whether both gave the same tokens."""
+        return self.plain.token_ids == self.speculative.token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of the pair beside its runs."""
+
+    model: str = ""
+    precision: str = ""
+    device: str = ""
+    numerics: str = ""
+    law: str = ""
+    drafter: str = ""
+    drafter_version: str = ""
+    tokenizer_shared: bool = True
+    memory: Memory | None = None
+    drafter_apart: bool = False
+    """The drafter lies on a device of its own: it takes nothing from the target's."""
+    sequences: int = 1
+    """That the target shall hold at the same time."""
+    load: int = 1
+    """Streams at the same time while it was checked."""
+    price_per_hour: float = 0.0
+    traffic: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGate:
+    """Weights and KV of all sequences at the P99 length, against 95 % of the device."""
+
+    verdict: Verdict
+    length: int
+    sequences: int
+    device_bytes: float
+    plain_bytes: float
+    used_bytes: float
+    fit_before: int
+    fit_after: int
+    tokens_ratio: float | None
+    """Tokens a second of a full device, after over before, if the speed measured at this load held."""
+    cost_before: float | None
+    cost_after: float | None
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCheck:
+    """One type of task. ``share``: accepted over drafted tokens."""
+
+    task: str
+    requests: int
+    share: Estimate | None
+    needed: float
+    measured: bool
+    """Whether ``needed`` is the measured break-even rather than the golden number."""
+    acceptance: Verdict
+    speed: Estimate | None
+    tail: Estimate | None
+    drafted_a_round: float
+    short: float
+    verdict: Verdict
+    """Whether to speculate."""
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class TailGate:
+    """P99 after over P99 before, by time; the total time must be shown to hold, the others not to fail."""
+
+    verdict: Verdict
+    total: Estimate | None
+    before_s: float
+    after_s: float
+    others: Mapping[str, Estimate] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The page."""
+
+    facts: Facts
+    requests: int
+    same: int
+    memory: MemoryGate
+    acceptance: Verdict
+    tail: TailGate
+    speed: Estimate | None
+    tasks: tuple[TaskCheck, ...]
+    short: float
+    blocks: Mapping[tuple[int, bool], int]
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def same_output(self) -> bool:
+        """Whether outputs are as the law promises: token by token under the coupled one, with numerics that allow it."""
+        promised = self.facts.law == "coupled" and self.facts.numerics == "deterministic"
+        return self.same == self.requests or not promised
+
+    @property
+    def holds(self) -> bool:
+        """Whether all gates do."""
+        gates = (self.memory.verdict, self.acceptance, self.tail.verdict)
+        return self.requests > 0 and self.same_output and all(gate is Verdict.YES for gate in gates)
+
+
+def judge(pairs: Sequence[PairOfRuns], facts: Facts, *, seconds: float = 0.0) -> Check:
+    """Hold the gates against what was measured."""
+    by_task: dict[str, list[PairOfRuns]] = {}
+    for pair in pairs:
+        by_task.setdefault(pair.speculative.group.task, []).append(pair)
+    tasks = tuple(_task(name, of_task) for name, of_task in sorted(by_task.items()))
+    lengths = [
+        _count(one, "prompt_tokens") + _count(one, "output_tokens") for p in pairs for one in (p.plain,)
+    ]
+    speed = _speed(pairs)
+    return Check(
+        facts=facts,
+        requests=len(pairs),
+        same=sum(pair.same for pair in pairs),
+        memory=_memory(facts, lengths, speed, _tokens_s(pairs)),
+        acceptance=_all(task.acceptance for task in tasks if task.requests >= FEWEST),
+        tail=_tail(pairs),
+        speed=speed,
+        tasks=tasks,
+        short=_short(pairs),
+        blocks=blocks_of(pair.speculative for pair in pairs),
+        notes=tuple(_notes(pairs, tasks)),
+        seconds=seconds,
+    )
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def _memory(facts: Facts, lengths: Sequence[int], speed: Estimate | None, tokens_s: float) -> MemoryGate:
+    length = math.ceil(np.quantile(lengths, 0.99, method="higher")) if lengths else 0
+    known, sequences = facts.memory, facts.sequences
+    if known is None or not known.device_bytes or not length:
+        words = "the verify replica did not say what it takes of its device"
+        return MemoryGate(Verdict.OPEN, length, sequences, 0, 0, 0, 0, 0, None, None, None, words)
+    drafter = not facts.drafter_apart
+    used = known.used_bytes(sequences, length, drafter=drafter)
+    before, after = (known.sequences(length, drafter=one) for one in (False, drafter))
+    ratio = speed.value * after / before if speed is not None and before else None
+    money = _costs(facts.price_per_hour, speed, before * tokens_s, after * tokens_s)
+    return MemoryGate(
+        Verdict.YES if used <= FILL * known.device_bytes else Verdict.NO,
+        length,
+        sequences,
+        known.device_bytes,
+        known.used_bytes(sequences, length, drafter=False),
+        used,
+        before,
+        after,
+        ratio,
+        *money,
+        words="the drafter lies on another device" if facts.drafter_apart else "",
+    )
+
+
+def _costs(
+    price: float, speed: Estimate | None, before: float, after: float
+) -> tuple[float | None, float | None]:
+    """Of 1,000 tokens on a full device that gives so many plain tokens a second, before and after."""
+    if speed is None:
+        return None, None
+    return cost(price, before), cost(price, after * speed.value)
+
+
+def _tokens_s(pairs: Sequence[PairOfRuns]) -> float:
+    """Of one plain sequence at this load."""
+    seconds = sum(_count(pair.plain, "decode_ns") for pair in pairs) * 1e-9
+    return sum(_count(pair.plain, "timed_tokens") for pair in pairs) / seconds if seconds else 0.0
+
+
+# --- acceptance and effect, by task -----------------------------------------------------------------------------------
+
+
+def _task(name: str, pairs: Sequence[PairOfRuns]) -> TaskCheck:
+    rows = [pair.speculative.row for pair in pairs]
+    row = sums(pair.speculative for pair in pairs)
+    share = ratio_of_sums(_column(rows, "accepted"), _column(rows, "drafted"))
+    measured = _break_even(row, [pair.plain.row for pair in pairs])
+    needed = GOLDEN_ACCEPTANCE if measured is None else measured
+    speed, tail = _speed(pairs), _tail_of(pairs, "total_ns")
+    rounds = max(1, int(row[AT["spec_rounds"]]))
+    acceptance = _above(share, needed) if len(pairs) >= FEWEST else Verdict.OPEN
+    verdict, words = _worth_it(len(pairs), acceptance, speed, tail)
+    return TaskCheck(
+        task=name,
+        requests=len(pairs),
+        share=share,
+        needed=needed,
+        measured=measured is not None,
+        acceptance=acceptance,
+        speed=speed,
+        tail=tail,
+        drafted_a_round=int(row[AT["drafted"]]) / rounds,
+        short=_short(pairs),
+        verdict=verdict,
+        words=words,
+    )
+
+
+def _break_even(row: Row, plain: Sequence[Row]) -> float | None:
+    """The accepted share that breaks even, from rounds with a draft and the plain runs of the same requests."""
+    tokens, decode_s = _column(plain, "timed_tokens").sum(), _column(plain, "decode_ns").sum() * 1e-9
+    if not tokens or not decode_s:
+        return None
+    return break_even(row, decode_s / tokens)
+
+
+def _above(share: Estimate | None, needed: float) -> Verdict:
+    if share is None:
+        return Verdict.OPEN
+    if share.low >= needed:
+        return Verdict.YES
+    return Verdict.NO if share.high < needed else Verdict.OPEN
+
+
+def _worth_it(
+    requests: int, acceptance: Verdict, speed: Estimate | None, tail: Estimate | None
+) -> tuple[Verdict, str]:
+    """Whether to speculate for a task: its speed decides, acceptance explains."""
+    if requests < FEWEST or speed is None:
+        return Verdict.OPEN, f"{requests} requests are too few: at least {FEWEST}"
+    if speed.high < 1.0:
+        return Verdict.NO, "slower than plain decoding"
+    if tail is not None and tail.low > TAIL_LIMIT:
+        return Verdict.NO, "its slowest requests are slower than plain ones"
+    if acceptance is Verdict.NO:
+        return Verdict.NO, "acceptance is under break-even"
+    if speed.low > 1.0:
+        return Verdict.YES, "faster than plain decoding"
+    return Verdict.OPEN, "neither faster nor slower can be shown: plain decoding loses nothing"
+
+
+def _speed(pairs: Sequence[PairOfRuns]) -> Estimate | None:
+    """Decode time of plain over that of speculative, same tokens: above 1 speculation is faster."""
+    timed = [
+        pair for pair in pairs if _count(pair.plain, "decode_ns") and _count(pair.speculative, "decode_ns")
+    ]
+    if not timed:
+        return None
+    plain, after = (
+        _column([getattr(pair, way).row for pair in timed], "decode_ns") for way in ("plain", "speculative")
+    )
+    # Under a sampled law outputs differ in length: times a token, then.
+    tokens = [
+        _column([getattr(pair, way).row for pair in timed], "timed_tokens")
+        for way in ("plain", "speculative")
+    ]
+    return ratio_of_sums(plain * tokens[1] / np.maximum(tokens[0], 1), after)
+
+
+# --- tail -----------------------------------------------------------------------------------------------------------
+
+
+def _tail(pairs: Sequence[PairOfRuns]) -> TailGate:
+    total = _tail_of(pairs, "total_ns")
+    others = {
+        name: found
+        for name, column in (("first token", "ttft_ns"), ("time a token", "gap"))
+        if (found := _tail_of(pairs, column)) is not None
+    }
+    if total is None:
+        return TailGate(Verdict.OPEN, None, 0.0, 0.0)
+    verdict = Verdict.YES if total.high <= TAIL_LIMIT else Verdict.OPEN
+    if total.low > TAIL_LIMIT or any(one.low > TAIL_LIMIT for one in others.values()):
+        verdict = Verdict.NO
+    before, after = (
+        float(np.quantile(_times(pairs, way, "total_ns"), 0.99, method="higher"))
+        for way in ("plain", "speculative")
+    )
+    return TailGate(verdict, total, before, after, others)
+
+
+def _tail_of(pairs: Sequence[PairOfRuns], column: str) -> Estimate | None:
+    return ratio_of_quantiles(_times(pairs, "speculative", column), _times(pairs, "plain", column), 0.99)
+
+
+def _times(
+    pairs: Sequence[PairOfRuns], way: str, column: str
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Seconds, one a pair."""
+    rows = [getattr(pair, way).row for pair in pairs]
+    if column == "gap":
+        return _column(rows, "decode_ns") * 1e-9 / np.maximum(_column(rows, "timed_tokens"), 1)
+    return _column(rows, column) * 1e-9
+
+
+# --- the rest -------------------------------------------------------------------------------------------------------
+
+
+def _notes(pairs: Sequence[PairOfRuns], tasks: Sequence[TaskCheck]) -> list[str]:
+    notes = []
+    if 0 < len(pairs) < 100:
+        notes.append(f"P99 of {len(pairs)} requests is their slowest one: give more for a narrower interval")
+    few = [f"{task.task} ({task.requests})" for task in tasks if task.requests < FEWEST]
+    if few:
+        notes.append(f"not judged, under {FEWEST} requests: {', '.join(few)}")
+    unmeasured = [task.task for task in tasks if not task.measured and task.requests >= FEWEST]
+    if unmeasured:
+        notes.append(
+            f"no round with a draft was timed for {', '.join(unmeasured)}: {GOLDEN_ACCEPTANCE:.2f} stands in for break-even"
+        )
+    short = [task.task for task in tasks if task.short > 0.5]
+    if short:
+        notes.append(
+            f"most outputs of {', '.join(short)} are under {SHORT_OUTPUT} tokens: the router decodes such plainly"
+        )
+    return notes
+
+
+def _short(pairs: Sequence[PairOfRuns]) -> float:
+    return sum(_count(pair.plain, "output_tokens") < SHORT_OUTPUT for pair in pairs) / max(1, len(pairs))
+
+
+def _all(verdicts: Iterable[Verdict]) -> Verdict:
+    found = list(verdicts)
+    if not found:
+        return Verdict.OPEN
+    if Verdict.NO in found:
+        return Verdict.NO
+    return Verdict.OPEN if Verdict.OPEN in found else Verdict.YES
+
+
+def _column(rows: Sequence[Row], name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array([float(row[AT[name]]) for row in rows])
+
+
+def _count(seen: Seen, name: str) -> int:
+    return int(seen.row[AT[name]])

@@ -1,0 +1,220 @@
+"""The gates on planted pairs of runs: each fails for its own reason, and only then."""
+
+import json
+import random
+from xml.etree import ElementTree as ET
+
+import pytest
+from planted import record
+
+from cluster.check_page import as_json, html
+from cluster.check_words import advice, conclusion, page_lines
+from gates.bootstrap import ratio_of_quantiles, ratio_of_sums
+from gates.capacity import Memory
+from gates.check import Facts, PairOfRuns, Verdict, judge
+from gates.evidence import from_record
+from gates.traffic import read_traffic, spread
+
+K = 4
+ROOMY = Memory(24e9, 16e9, 131072, 2.5e9, 32768)
+FACTS = Facts(
+    model="m", precision="float32", device="cpu", numerics="deterministic", law="coupled", drafter="model", memory=ROOMY,
+    sequences=32, traffic="planted.jsonl",
+)  # fmt: skip
+
+
+def run(rng, index, task, tokens, *, rate=None, round_s=0.052, same=True):
+    """One request: ``rate`` None is plain. Depth is adaptive: where nothing is accepted rounds become plain soon."""
+    ids = [(7 * index + j) % 997 for j in range(tokens)]
+    told = record(random.Random(index), index, drafter="" if rate is None else "model", ids=ids)
+    told["task_type"] = task
+    if rate is not None:
+        told["token_ids"] = ids if same else [*ids[:-1], 998]
+        histogram, rounds, plain_rounds, left, zeros = [0] * (K + 1), 0, 0, tokens - 1, 0
+        while left > 0:
+            if zeros >= 3:
+                plain_rounds, left = plain_rounds + 1, left - 1
+                continue
+            depth = 0
+            while depth < K and rng.random() < rate:
+                depth += 1
+            zeros = 0 if depth else zeros + 1
+            histogram[depth] += 1
+            rounds, left = rounds + 1, left - depth - 1
+        stats, spent = told["speculative"], told["timings"]
+        accepted = sum(depth * count for depth, count in enumerate(histogram))
+        stats |= {"num_rounds": rounds + plain_rounds, "num_spec_steps": rounds, "num_draft_tokens": rounds * K,
+                  "num_accepted_draft_tokens": accepted, "acceptance_histogram": histogram}  # fmt: skip
+        decode_s = (rounds * round_s + plain_rounds * 0.028) * rng.uniform(0.995, 1.005)
+        spent |= {
+            "decode_s": decode_s,
+            "draft_s": rounds * (round_s - 0.028),
+            "verify_s": (rounds + plain_rounds) * 0.028,
+        }
+    else:
+        decode_s = (tokens - 1) * 0.028 * rng.uniform(0.995, 1.005)
+        told["timings"] |= {"decode_s": decode_s, "verify_s": decode_s}
+    told["timings"] |= {"time_to_first_token_s": 0.06 * rng.uniform(0.99, 1.01), "total_s": decode_s + 0.06}
+    return from_record(told, index)
+
+
+def pairs(rates, *, requests=120, tokens=80, round_s=0.052, same=True, seed=4):
+    """``rates``: acceptance by task, or a function of the request's number."""
+    rng = random.Random(seed)
+    found = []
+    for index in range(requests):
+        task = sorted(rates)[index % len(rates)]
+        rate = rates[task](index) if callable(rates[task]) else rates[task]
+        length = tokens + rng.randrange(-8, 9)
+        found.append(
+            PairOfRuns(
+                run(rng, index, task, length),
+                run(rng, index, task, length, rate=rate, round_s=round_s, same=same),
+            )
+        )
+    return found
+
+
+def verdicts(check):
+    return check.memory.verdict, check.acceptance, check.tail.verdict
+
+
+def test_a_good_pair_passes_all_gates():
+    """Acceptance 0.8 everywhere: yes, and the page says what to roll out."""
+    check = judge(pairs({"code": 0.8, "rag": 0.85}), FACTS)
+    assert verdicts(check) == (Verdict.YES,) * 3
+    assert check.holds
+    assert [task.verdict for task in check.tasks] == [Verdict.YES] * 2
+    assert check.tasks[0].measured
+    assert check.tasks[0].needed == pytest.approx((52 / 28 - 1) / 4, abs=0.01)
+    assert check.tasks[0].speed.low > 1.3
+    assert conclusion(check).startswith("YES")
+    assert "code and rag" in advice(check)
+
+
+def test_a_kv_budget_too_small_fails_memory_alone():
+    """256 sequences of 130 tokens do not fit beside a drafter of 2.5 GB."""
+    small = Facts(**{name: getattr(FACTS, name) for name in FACTS.__dataclass_fields__} | {"sequences": 512})
+    check = judge(pairs({"code": 0.8}), small)
+    assert verdicts(check) == (Verdict.NO, Verdict.YES, Verdict.YES)
+    assert not check.holds
+    assert check.memory.fit_after < check.memory.fit_before
+    assert "memory fails" in conclusion(check)
+
+
+def test_a_drafter_of_acceptance_03_fails_acceptance_alone():
+    """The depth gives way, so the tail holds; the share is under break-even."""
+    check = judge(pairs({"code": 0.3}, round_s=0.075, tokens=160), FACTS)
+    assert check.acceptance is Verdict.NO
+    assert check.memory.verdict is Verdict.YES
+
+
+def test_a_heavy_tail_fails_the_tail_alone():
+    """One request in eleven takes 1.9 times as long, the mean is 1.6 times as fast: no."""
+    slow = {"code": lambda index: 0.0 if index % 11 == 0 else 0.9}
+    found = pairs(slow, requests=240)
+    for index in range(0, 240, 11):
+        worse = found[index].speculative
+        for name in ("decode_ns", "total_ns"):
+            worse.row[from_names(name)] = int(1.9 * found[index].plain.row[from_names(name)])
+    check = judge(found, FACTS)
+    assert verdicts(check) == (Verdict.YES, Verdict.YES, Verdict.NO)
+    assert check.speed.low > 1.2
+    assert "tail fails" in conclusion(check)
+
+
+def from_names(name):
+    from router.ledger.sums import AT
+
+    return AT[name]
+
+
+def test_outputs_that_differ_let_nothing_through():
+    """Under the coupled law with deterministic numerics one other token is one too many; under ratio it is not promised."""
+    found = pairs({"code": 0.8}, same=False)
+    assert not judge(found, FACTS).holds
+    assert "differ" in conclusion(judge(found, FACTS))
+    ratio = Facts(**{name: getattr(FACTS, name) for name in FACTS.__dataclass_fields__} | {"law": "ratio"})
+    assert judge(found, ratio).holds
+
+
+def test_tasks_are_judged_each_for_itself():
+    """code is worth it, poetry is not; three requests of a third say nothing, and are not held against the rest."""
+    found = pairs({"code": 0.85, "creative_writing": 0.05}) + pairs({"qa": 0.8}, requests=3)
+    check = judge(found, FACTS)
+    assert {task.task: task.verdict for task in check.tasks} == {
+        "code": Verdict.YES,
+        "creative_writing": Verdict.NO,
+        "qa": Verdict.OPEN,
+    }
+    assert check.acceptance is Verdict.NO
+    assert any("not judged" in note for note in check.notes)
+    assert "--task for code" in advice(check)
+
+
+def test_what_nobody_told_is_not_shown():
+    """Without the device's size memory is open, and open does not pass."""
+    unknown = Facts(**{name: getattr(FACTS, name) for name in FACTS.__dataclass_fields__} | {"memory": None})
+    check = judge(pairs({"code": 0.8}), unknown)
+    assert check.memory.verdict is Verdict.OPEN
+    assert not check.holds
+    assert not judge([], FACTS).holds
+
+
+def test_the_page_fits_80_columns_and_says_the_verdict_first():
+    """The same words in HTML, which is well-formed and self-contained, and in JSON."""
+    check = judge(pairs({"code": 0.85, "creative_writing": 0.05}), FACTS)
+    lines = list(page_lines(check))
+    assert lines[0].startswith("NO: acceptance fails")
+    assert max(map(len, lines)) <= 80
+    page = html(check)
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert page.count("<svg") == 2
+    body = page[page.index("<body>") : page.index("</body>")] + "</body>"
+    ET.fromstring(body.replace("<br>", "<br/>"))
+    told = json.loads(as_json(check))
+    assert told["holds"] is False
+    assert told["acceptance"] == "no"
+    assert told["tasks"][0]["speed"]["low"] > 1
+
+
+def test_intervals_hold_what_they_promise():
+    """The ratio of sums of 60 pairs lies within its 95 % interval in at least 180 of 200 samples (fewer: odds under 1 in 100)."""
+    import numpy as np
+
+    rng = np.random.default_rng(5)
+    hits = 0
+    for seed in range(200):
+        plain = rng.lognormal(0, 0.4, 60)
+        after = plain / 1.5 * rng.lognormal(0, 0.2, 60)
+        found = ratio_of_sums(plain, after, seed=seed)
+        hits += found.low <= 1.5 * np.exp(-0.02) <= found.high
+    assert hits >= 180
+
+
+def test_the_tail_of_equal_times_is_one():
+    """And of none nothing is said."""
+    import numpy as np
+
+    times = np.linspace(1, 2, 200)
+    found = ratio_of_quantiles(times, times, 0.99)
+    assert (found.low, found.value, found.high) == (1.0, 1.0, 1.0)
+    assert ratio_of_sums(np.array([1.0]), np.array([1.0])) is None
+    assert ratio_of_sums(np.zeros(5), np.zeros(5)) is None
+
+
+def test_traffic_comes_in_several_shapes():
+    """Text, messages, turns of a benchmark; foreign categories are left to the router; a wrong line is named."""
+    lines = [
+        '{"text": "a", "task_type": "code", "max_tokens": 9}',
+        "",
+        '{"messages": [{"role": "user", "content": "b"}], "temperature": 0.5, "seed": 8}',
+        '{"question_id": 81, "category": "writing", "turns": ["c", "d"]}',
+    ]
+    first, second, third = read_traffic(lines, ["code"])
+    assert (first.messages, first.task, first.max_tokens) == ((("user", "a"),), "code", 9)
+    assert (second.temperature, second.seed) == (0.5, 8)
+    assert (third.key, third.task, third.messages) == ("81", "", (("user", "c"),))
+    with pytest.raises(ValueError, match="line 1: no prompt"):
+        read_traffic(["{}"])
+    assert [asked.key for asked in spread([first, second, third, first], 2)] == [first.key, third.key]
