@@ -81,7 +81,7 @@ class DrafterConfig(Section):
     share: Literal["tenant", "all"] = "tenant"
     """suffix: whose outputs serve whom. ``all``: one tenant's text may be guessed in another's request (never be in its
     output, but timing could tell)."""
-    min_probability: Annotated[float, Field(ge=0, le=1)] = 0.2
+    min_probability: Annotated[float, Field(ge=0, le=1)] = 0.05
     """suffix: a guess ends where the probability of all of it falls below this."""
     members: tuple[str, ...] = ()
     """cascade: names of other entries of ``draft.drafters``."""

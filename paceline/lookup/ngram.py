@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.lookup.base import Weighed
-from paceline.lookup.trust import MAX_MATCH, Luck, Trust
+from paceline.lookup.trust import MAX_MATCH, Luck, Path, Trust
 
 # Keys are polynomial hashes cut to 61 bits; a collision is seen when the tokens are compared, and costs a guess.
 _MULTIPLIER = 0x1B873593_5BD1E995
@@ -80,9 +80,7 @@ class NgramIndex:
 class _Text:
     index: NgramIndex
     luck: Luck = field(default_factory=Luck)
-    guesses: list[int] = field(default_factory=list)
-    chances: list[float] = field(default_factory=list)
-    match_len: int = 0
+    path: Path = field(default_factory=Path)
 
 
 class NgramLookup:
@@ -105,17 +103,13 @@ class NgramLookup:
         text = self._texts[handle]
         index = text.index
         new = token_ids[len(index) :]
-        self._learn(text, new)
+        text.path.settle(new, text.luck)
         index.extend(new)
-        text.guesses = index.continuation(k)
-        text.match_len, text.chances = min(index.match_len, MAX_MATCH), []
-        factor, probability, probabilities = text.luck.factor, 1.0, []
-        for position in range(len(text.guesses)):
-            right, given = self._trust.of(0, text.match_len + position, 1)
-            text.chances.append(right / given)
-            probability *= min(right / given * factor, 1.0)
-            probabilities.append(probability)
-        return Weighed(text.guesses, probabilities)
+        path, factor, length = Path(), text.luck.factor, min(index.match_len, MAX_MATCH)
+        for position, token in enumerate(index.continuation(k)):
+            path.add(token, self._trust.of(0, length + position, 1), 1.0, factor, 0.0)
+        text.path = path
+        return path.weighed()
 
     def close(self, handle: int) -> None:
         """Drop the index."""
@@ -124,12 +118,3 @@ class NgramLookup:
     def tidy(self) -> bool:
         """Nothing is kept beyond a request."""
         return False
-
-    def _learn(self, text: _Text, new: Sequence[int]) -> None:
-        for position, (guess, chance, token) in enumerate(zip(text.guesses, text.chances, new, strict=False)):
-            cell = self._trust.of(0, text.match_len + position, 1)
-            cell[1] += 1.0
-            text.luck.observe(chance, right=guess == token)
-            if guess != token:
-                break
-            cell[0] += 1.0

@@ -13,26 +13,17 @@ remembered.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from paceline.lookup.base import Weighed
 from paceline.lookup.history import Continuation, History, native_library, own_history
 from paceline.lookup.pool import Pool
-from paceline.lookup.trust import MAX_MATCH, Luck, Trust
+from paceline.lookup.trust import MAX_MATCH, Luck, Path, Trust
 
 _OWN_LEVELS = (1, 2, 4, 8)
 _LEAD_IN = 12
 """Prompt tokens that go into the pool before an output, so that its beginning can be found."""
 _OWN_ROOM = 512
-
-
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """A continuation with what each of its tokens is worth: chances given those before it, and of the path so far."""
-
-    source: int
-    continuation: Continuation
-    chances: list[float]
-    probabilities: list[float]
 
 
 @dataclass(slots=True)
@@ -42,7 +33,8 @@ class _Text:
     token_ids: list[int] = field(default_factory=list)
     prompt_len: int = 0
     scope: str = ""
-    paths: tuple[_Path, ...] = ()
+    paths: tuple[Path, ...] = ()
+    """In the text itself, in the pool."""
     luck: tuple[Luck, Luck] = field(default_factory=lambda: (Luck(), Luck()))
 
 
@@ -68,7 +60,8 @@ class SuffixLookup:
         """Read what is new, learn from it, look up the suffix."""
         text = self._texts[handle]
         new = token_ids[len(text.token_ids) :]
-        self._learn(text, new)
+        for path, luck in zip(text.paths, text.luck, strict=False):
+            path.settle(new, luck)
         text.prompt_len = prompt_len
         text.scope = "shared" if self._shared else scope
         self._read(text, new)
@@ -77,7 +70,7 @@ class SuffixLookup:
         if self._pool is not None and text.scope:
             paths.append(self._path(1, text, self._pool.after(text.scope, context, k)))
         text.paths = tuple(paths)
-        return max((self._cut(path) for path in paths), key=lambda cut: sum(cut.probabilities))
+        return max(paths, key=_worth).weighed()
 
     def close(self, handle: int) -> None:
         """Hand the text to the pool."""
@@ -94,39 +87,15 @@ class SuffixLookup:
 
     # --- inside -----------------------------------------------------------------------------------------------
 
-    def _cut(self, path: _Path) -> Weighed:
-        # They only fall along the path.
-        likely = [chance for chance in path.probabilities if chance >= self._min_probability]
-        return Weighed(path.continuation.token_ids[: len(likely)], likely)
-
-    def _path(self, source: int, text: _Text, found: Continuation) -> _Path:
-        factor = text.luck[source].factor
-        probability = 1.0
-        chances, probabilities = [], []
+    def _path(self, source: int, text: _Text, found: Continuation) -> Path:
+        path, factor = Path(), text.luck[source].factor
         length = found.match_len
-        for votes, agreed in zip(found.votes, found.agreed, strict=True):
-            right, given = self._trust.of(source, length, votes)
-            chance = agreed / votes * right / given
-            probability *= min(chance * factor, 1.0)
-            chances.append(chance)
-            probabilities.append(probability)
+        for token, votes, agreed in zip(found.token_ids, found.votes, found.agreed, strict=True):
+            cell = self._trust.of(source, length, votes)
+            if not path.add(token, cell, agreed / votes, factor, self._min_probability):
+                break
             length += 1
-        return _Path(source, found, chances, probabilities)
-
-    def _learn(self, text: _Text, new: Sequence[int]) -> None:
-        for path in text.paths:
-            found, luck = path.continuation, text.luck[path.source]
-            length = found.match_len
-            for guess, votes, agreed, chance, token in zip(
-                found.token_ids, found.votes, found.agreed, path.chances, new, strict=False
-            ):
-                cell = self._trust.of(path.source, length, votes)
-                cell[1] += agreed / votes
-                length += 1
-                luck.observe(min(chance, 1.0), right=guess == token)
-                if guess != token:
-                    break
-                cell[0] += 1.0
+        return path
 
     def _read(self, text: _Text, new: Sequence[int]) -> None:
         text.token_ids += new
@@ -136,3 +105,6 @@ class SuffixLookup:
             text.own.begin(text.room, 0)
             new = text.token_ids
         text.own.append(new)
+
+
+_worth = attrgetter("worth")

@@ -1,5 +1,10 @@
 """How far what was found can be trusted: by where it was found, and by how look-ups fared in this very text."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from paceline.lookup.base import Weighed
 from paceline.ranges import MAX_K
 
 MAX_MATCH = 32
@@ -12,16 +17,20 @@ _OWN_KEEP = 0.97
 _MOST_BETTER = 1.3
 
 
+Cell: TypeAlias = list[float]
+"""[guesses right, guesses expected to be right] of one kind of guess: their ratio corrects what is expected."""
+
+
 class Trust:
     """How often votes were right, by where they came from: learned, shared by all sequences."""
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[int, int, int], list[float]] = {}
+        self._cells: dict[tuple[int, int, int], Cell] = {}
         longest = MAX_MATCH + MAX_K
         self._bucket = [sum(length >= low for low in _LENGTHS) for length in range(longest + 1)]
 
-    def of(self, source: int, match_len: int, votes: int) -> list[float]:
-        """[votes right, shares of votes given] of such guesses."""
+    def of(self, source: int, match_len: int, votes: int) -> Cell:
+        """The record of such guesses; a share of the votes is what is expected of one."""
         key = (source, self._bucket[match_len], min(votes, 8).bit_length())
         cell = self._cells.get(key)
         if cell is None:
@@ -46,3 +55,52 @@ class Luck:
         """A guess that was right with probability ``expected``, those before it being right."""
         self._right += (1.0 - _OWN_KEEP) * (_OWN_PRIOR - self._right) + right
         self._expected += (1.0 - _OWN_KEEP) * (_OWN_PRIOR - self._expected) + expected
+
+
+@dataclass(slots=True)
+class Path:
+    """Guesses one after the other, as far as they are likely enough; judged when the text has gone on."""
+
+    token_ids: list[int] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    """What is expected of each guess before its cell corrects it."""
+    chances: list[float] = field(default_factory=list)
+    """The same, corrected: given that those before it are right."""
+    probabilities: list[float] = field(default_factory=list)
+    """That a guess and all before it are right, with the luck of this text."""
+
+    def add(self, token_id: int, cell: Cell, share: float, factor: float, bar: float) -> bool:
+        """One more guess, unless the path gets less likely than ``bar``; whether it was added."""
+        chance = share * cell[0] / cell[1]
+        probability = self.probabilities[-1] if self.probabilities else 1.0
+        if chance * factor < 1.0:
+            probability *= chance * factor
+        if probability < bar:
+            return False
+        self.token_ids.append(token_id)
+        self.cells.append(cell)
+        self.shares.append(share)
+        self.chances.append(chance)
+        self.probabilities.append(probability)
+        return True
+
+    def settle(self, new: Sequence[int], luck: Luck) -> None:
+        """Learn from the tokens that came: each guess counts whose predecessors were right."""
+        for guess, cell, share, chance, token in zip(
+            self.token_ids, self.cells, self.shares, self.chances, new, strict=False
+        ):
+            cell[1] += share
+            luck.observe(min(chance, 1.0), right=guess == token)
+            if guess != token:
+                break
+            cell[0] += 1.0
+
+    def weighed(self) -> Weighed:
+        """The guesses as others see them."""
+        return Weighed(self.token_ids, self.probabilities)
+
+    @property
+    def worth(self) -> float:
+        """Guesses expected to be right."""
+        return sum(self.probabilities)
