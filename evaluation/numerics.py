@@ -296,7 +296,8 @@ async def compare(args: argparse.Namespace) -> int:
     async with AsyncExitStack() as stack:
         drafters = ["draft.drafters.ngram={kind='ngram'}", "draft.drafters.random={kind='random'}"]
         draft, _ = await stack.enter_async_context(tier("draft_service", [*model, *drafters]))
-        shared = [*model, f'verify.draft_endpoints=["{draft}"]', "verify.draft_wait_s=60.0"]
+        patient = ["verify.draft_wait_s=60.0", "verify.draft_wait_least_s=60.0"]
+        shared = [*model, f'verify.draft_endpoints=["{draft}"]', *patient]
         roomy = await _replica(stack, [*shared, "verify.kv_slots=16", "verify.prefill_chunk=2048"])
         tight = await _replica(stack, [*shared, "verify.kv_slots=3", "verify.prefill_chunk=29"])
         info = roomy.info.model

@@ -140,6 +140,10 @@ class VerifyConfig(Section):
     """host:port of the draft replicas to link to; none: plain decoding only."""
     draft_wait_s: Annotated[float, Field(ge=0)] = 0.5
     """Longest time a step waits for a proposal."""
+    draft_wait_least_s: Annotated[float, Field(ge=0)] = 0.03
+    """A row waits for its own proposal at least so long, however quick the drafter usually is: a process that lost its core
+    for a time slice is late, not gone. More than ``draft_wait_s`` is as much as that; for checks in which no round may go
+    on without its proposal."""
     depth: Literal["adaptive", "fixed"] = "adaptive"
     """``adaptive``: as many draft tokens, up to the plan's k, as give most tokens a second. ``fixed``: always the plan's k."""
     depth_log: str = ""

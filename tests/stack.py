@@ -69,6 +69,7 @@ def stack_config(target: Path, draft_model: Path, overrides: Sequence[str] = ())
             "draft.server.port=0",
             "router.server.port=0",
             "verify.draft_wait_s=5.0",
+            "verify.draft_wait_least_s=5.0",  # counts of rounds do not depend on how busy the machine is
             "draft.drafters.ngram={kind='ngram', min_match=1, place='draft'}",
             f"draft.drafters.model={{kind='model', model={{name='{draft_model}', dtype='float32'}}}}",
             f"draft.drafters.self={{kind='model', model={{name='{target}', dtype='float32'}}}}",

@@ -21,9 +21,6 @@ from verify_service.pace import Pace
 from verify_service.sequence import Sequence
 
 MIRROR_LAG = 32  # tokens that a mirror may lag behind while nothing is asked
-SHORTEST_WAIT_S = (
-    0.03  # a process that lost its core for a time slice is late, not gone: three of these open the breaker
-)
 RETRY_S = 1.0  # between two tries to open a sequence on replicas that had no room
 
 
@@ -143,6 +140,7 @@ class Drafts:
         vocab_size: int,
         wait_s: float,
         clock: Callable[[], float],
+        least_wait_s: float = 0.03,
         fixed_lookahead: Lookahead | None = None,
         beside: Beside | None = None,
     ) -> None:
@@ -151,6 +149,7 @@ class Drafts:
         self._fixed_lookahead = fixed_lookahead
         self._step_s = 0.0
         self._wait_s = wait_s
+        self._least_wait_s = least_wait_s
         self._clock = clock
         self._links: dict[str, Link] = {}
         self._asked: dict[int, _Asked] = {}
@@ -260,12 +259,12 @@ class Drafts:
     def _longest_wait_s(self, asked: _Asked) -> float:
         """How long a row stands back for its own proposal: twice what is usual, a step at least; the prompt takes longer.
 
-        Never under ``SHORTEST_WAIT_S``: where steps take a few milliseconds, the operating system alone is later than that.
+        Never under ``least_wait_s``: where steps take a few milliseconds, the operating system alone is later than that.
         """
         usual_s = asked.pace.usual_wait_s() if asked.pace is not None else None
         if usual_s is None or asked.reads_prompt:
             return self._wait_s
-        return min(self._wait_s, max(2 * usual_s, self._step_s, SHORTEST_WAIT_S))
+        return min(self._wait_s, max(2 * usual_s, self._step_s, self._least_wait_s))
 
     def take(self, sequence: Sequence, now: float) -> Block:
         """The block that the sequence's round verifies; a proposal that should be here and is not counts as missed."""

@@ -62,6 +62,7 @@ class Engine:
         self._drafts = Drafts(
             vocab_size=runner.info.vocab_size,
             wait_s=config.draft_wait_s,
+            least_wait_s=config.draft_wait_least_s,
             clock=time.monotonic,
             fixed_lookahead=_fixed_lookahead(config),
             beside=beside,

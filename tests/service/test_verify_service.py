@@ -37,6 +37,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def verify(model: Path, *settings: str) -> AsyncIterator[Stub]:
+    """Patient: what is counted here does not depend on how busy the machine is. ``settings`` come last."""
+    patient = ["verify.draft_wait_s=5.0", "verify.draft_wait_least_s=5.0"]
     config = load_config(
         None,
         [
@@ -44,6 +46,7 @@ async def verify(model: Path, *settings: str) -> AsyncIterator[Stub]:
             'model.dtype="float32"',
             "verify.server.port=0",
             "draft.drafters={scripted={kind='random'}}",  # nothing is looked up beside the target
+            *patient,
             *settings,
         ],
     )
@@ -385,7 +388,7 @@ async def test_resuming_from_a_journal_gives_the_same_rest(
 
 
 async def test_cancelled_streams_leave_nothing(model: Path) -> None:
-    """50 streams cut at random moments: running 0 and all slots free within 2 s, the next request is normal."""
+    """50 streams cut at random moments: running 0 and all slots free soon after, the next request is normal."""
     dice = random.Random(2)
     servicer = ScriptedDraft(lambda a: [proposals(wrong(a))])
     async with linked(model, servicer, "verify.kv_slots=16") as stub:
@@ -396,13 +399,13 @@ async def test_cancelled_streams_leave_nothing(model: Path) -> None:
             call.cancel()
 
         await asyncio.gather(*(cut() for _ in range(50)))
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             while True:
                 info = await stub.GetModelInfo(verify_pb2.GetModelInfoRequest())
                 if info.num_running == info.num_waiting == 0 and info.kv_slots_free == info.kv_slots == 16:
                     break
                 await asyncio.sleep(0.02)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             while servicer.live:
                 await asyncio.sleep(0.02)
         assert len((await decode(stub, request(SPECULATIVE)))[0]) == 30
