@@ -13,11 +13,12 @@ import asyncio
 import contextlib
 import json
 import math
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,15 +70,15 @@ async def tiers(*settings: Sequence[str]) -> AsyncIterator[list[verify_pb2_grpc.
     """A draft process, and a verify process linked to it for each of ``settings``, all started at once."""
     common = [*simulated(PAIR, k=K), f"simulation.agreement={AGREEMENT}"]
     async with contextlib.AsyncExitStack() as stack:
-        draft = stack.enter_context(_tier("draft_service", ["draft.server.port=0", *common, *settings[0]]))
-        endpoint = f'verify.draft_endpoints=["{await asyncio.to_thread(draft)}"]'
-        addresses = [
-            stack.enter_context(_tier("verify_service", ["verify.server.port=0", endpoint, *common, *own]))
+        draft = stack.enter_context(tier("draft_service", ["draft.server.port=0", *common, *settings[0]]))
+        endpoint = f'verify.draft_endpoints=["{await asyncio.to_thread(draft.address)}"]'
+        verifiers = [
+            stack.enter_context(tier("verify_service", ["verify.server.port=0", endpoint, *common, *own]))
             for own in settings
         ]
         stubs = []
-        for address in addresses:
-            channel = await stack.enter_async_context(open_channel(await asyncio.to_thread(address)))
+        for one in verifiers:
+            channel = await stack.enter_async_context(open_channel(await asyncio.to_thread(one.address)))
             stubs.append(verify_pb2_grpc.VerifyServiceStub(channel))
         for stub in stubs:
             while not (  # noqa: ASYNC110
@@ -87,9 +88,29 @@ async def tiers(*settings: Sequence[str]) -> AsyncIterator[list[verify_pb2_grpc.
         yield stubs
 
 
+@dataclass(slots=True)
+class Tier:
+    """A process of one tier."""
+
+    module: str
+    process: "subprocess.Popen[str]"
+    _address: str = ""
+
+    def address(self) -> str:
+        """Where it listens; waits until it does."""
+        if not self._address:
+            assert self.process.stdout is not None
+            said = (line for line in self.process.stdout if line.startswith("listening on "))
+            line = next(said, "")
+            if not line:
+                raise SystemExit(f"{self.module} did not start")
+            self._address = line.split()[-1]
+        return self._address
+
+
 @contextlib.contextmanager
-def _tier(module: str, settings: Sequence[str]):
-    """A process; gives a function that waits for its address."""
+def tier(module: str, settings: Sequence[str]) -> Iterator[Tier]:
+    """A process of one tier, started; it ends with the block, whatever state it is in."""
     arguments = [part for setting in settings for part in ("--set", setting)]
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
@@ -97,16 +118,10 @@ def _tier(module: str, settings: Sequence[str]):
         stderr=subprocess.DEVNULL,
         text=True,
     )
-
-    def address() -> str:
-        for line in process.stdout:
-            if line.startswith("listening on "):
-                return line.split()[-1]
-        raise SystemExit(f"{module} did not start")
-
     try:
-        yield address
+        yield Tier(module, process)
     finally:
+        process.send_signal(signal.SIGCONT)
         process.terminate()
         process.wait()
 

@@ -1,7 +1,8 @@
 """Stops asking a drafter that does not answer, and asks again later: a circuit breaker per link.
 
 Closed: rounds ask. Open, after 3 misses in the last 16 answers: nobody asks until a back-off is over, which doubles
-from miss to miss. Half open: one sequence probes; its answer closes the breaker, its miss opens it again. The
+from miss to miss. Half open: one sequence probes, and decodes plainly meanwhile; its answer in good time closes the
+breaker, its miss opens it again. The
 back-off carries jitter, so that many verify replicas do not probe a recovering draft replica in step.
 """
 
@@ -12,8 +13,8 @@ from collections.abc import Callable
 WINDOW = 16
 MISSES = 3
 FIRST_BACKOFF_S = 0.5
-LONGEST_BACKOFF_S = 3.0
-"""With jitter 4.5 s: a drafter that works again is used again within 5 s."""
+LONGEST_BACKOFF_S = 2.0
+"""With jitter 3 s, then the probe, which has to answer twice: a drafter that works again is used again within 5 s."""
 
 
 class Breaker:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from paceline.link import MAX_LEVEL, NO_LOOKAHEAD, Fate, Lookahead, ProposalGate, Stamp
 from paceline.types import DraftDistribution, Mode, ProposalOutcome
+from verify_service.arrears import Arrears
 from verify_service.beside import Beside
 from verify_service.block import PLAIN, Block
 from verify_service.breaker import Breaker
@@ -21,6 +22,7 @@ from verify_service.pace import Pace
 from verify_service.sequence import Sequence
 
 MIRROR_LAG = 32  # tokens that a mirror may lag behind while nothing is asked
+PROBE_WAITS = 2  # times the longest wait: for so long a probe is out, which nobody waits for
 RETRY_S = 1.0  # between two tries to open a sequence on replicas that had no room
 
 
@@ -87,8 +89,14 @@ class Link:
     drafters: dict[str, Offer]
     pace: dict[str, Pace]  # of each drafter
     breaker: Breaker = field(default_factory=Breaker)
+    arrears: Arrears = field(default_factory=Arrears)
     sequences: set[int] = field(default_factory=set)
     probe: int | None = None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether rows may wait for it."""
+        return not (self.breaker.is_open or self.arrears.owes)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,19 +111,31 @@ class _Asked:
         default_factory=dict
     )  # endpoints that had no room: when to ask again
     asked_at: float = 0.0
+    k: int = 0  # guesses asked for last, waited for or not
     answer: Proposal | None = None
     answered_at: float = 0.0
     wait: bool = True  # for the answer to what was asked last
+    doubted: bool = (
+        False  # it would be waited for, if the link or the reading of this sequence were not behind
+    )
+    behind: bool = False  # the drafter still reads what it was opened with
     mirrored: int = 0  # tokens that the mirror has been told
     look: Stamp | None = (
         None  # a question that is not waited for: its answer is compared with what is committed meanwhile
     )
     looked: list[int] | None = None  # the answer
+    checks: bool = False  # whether the drafter is back, rather than what its guess would be worth
     reads_prompt: bool = True  # the drafter reads all of the sequence before it answers
+    answered: bool = False  # anything, since the sequence was opened
     lookahead: Lookahead = NO_LOOKAHEAD  # what may be drafted ahead of the next verdict
     last_lookahead: Lookahead = NO_LOOKAHEAD  # what could be drafted ahead of the last one
     kept: dict[tuple[int, ...], tuple[Proposal, float]] = field(default_factory=dict)
     """Blocks drafted ahead, by the outcome that they assume, and when they came."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether a question is out that nobody waits for."""
+        return self.look is not None and self.looked is None
 
     @property
     def pace(self) -> Pace | None:
@@ -195,8 +215,7 @@ class Drafts:
                 continue
             if _answers_look(asked, proposal):
                 asked.looked = proposal.token_ids
-                link.breaker.answered()
-                link.probe = None
+                self._in_touch(asked, link, at)
                 continue
             fate = asked.gate.judge(
                 proposal.stamp, proposal.token_ids, self._vocab_size, proposal.assumed_ids
@@ -257,14 +276,17 @@ class Drafts:
         return math.inf if asked is None or usual_s is None else asked.asked_at + usual_s
 
     def _longest_wait_s(self, asked: _Asked) -> float:
-        """How long a row stands back for its own proposal: twice what is usual, a step at least; the prompt takes longer.
+        """How long a row stands back for its own proposal: twice what is usual, a step at least, as many as it asks for at most.
 
         Never under ``least_wait_s``: where steps take a few milliseconds, the operating system alone is later than that.
         """
         usual_s = asked.pace.usual_wait_s() if asked.pace is not None else None
-        if usual_s is None or asked.reads_prompt:
+        if usual_s is None:
             return self._wait_s
-        return min(self._wait_s, max(2 * usual_s, self._step_s, self._least_wait_s))
+        longest_s = max(2 * usual_s, self._step_s)
+        if self._step_s:  # a block saves no more steps than it has tokens
+            longest_s = min(longest_s, max(asked.k, 1) * self._step_s)
+        return min(self._wait_s, max(longest_s, self._least_wait_s))
 
     def take(self, sequence: Sequence, now: float) -> Block:
         """The block that the sequence's round verifies; a proposal that should be here and is not counts as missed."""
@@ -276,15 +298,20 @@ class Drafts:
         drafter = sequence.spec.plan.drafter
         asked = self._asked.get(sequence.id)
         if asked is not None and not asked.wait:
-            return Block([], ProposalOutcome.NONE, drafter)
+            outcome = ProposalOutcome.UNAVAILABLE if asked.doubted else ProposalOutcome.NONE
+            return Block([], outcome, drafter)
         if asked is None or asked.link is None:
             return Block([], ProposalOutcome.UNAVAILABLE, drafter)
         if asked.gate.k == 0:
             return Block([], ProposalOutcome.NONE, drafter)
         if asked.answer is None:
+            limit_s = self._longest_wait_s(asked)
             if asked.pace is not None:  # how late it would have been is not known: half as much again
                 asked.pace.waited(1.5 * (now - asked.asked_at))
-            self._missed(asked.link, now)
+            if asked.reads_prompt:  # that may take long, and says nothing of what the link owes others
+                asked.behind = True
+            elif asked.link.arrears.missed(now, limit_s):
+                self._missed(asked.link, now)
             return Block([], ProposalOutcome.LATE, drafter, read_prompt=asked.reads_prompt)
         answer, asked.answer = asked.answer, None
         hit = bool(answer.assumed_ids)
@@ -324,21 +351,32 @@ class Drafts:
         if asked is None:
             asked = self._asked[sequence.id] = _Asked(sequence)
         asked.answer = None
-        asked.wait = wait and k > 0
         length = len(sequence.tokens)
+        if asked.link is not None:
+            self._look_after(asked, asked.link, k)
+        asked.doubted = wait and k > 0 and asked.link is not None and not self._may_wait(asked, asked.link)
+        wait = wait and not asked.doubted
+        asked.wait = wait and k > 0
+        if asked.doubted and asked.asks and length - asked.mirrored < MIRROR_LAG:
+            asked.gate.moved(length, 0)  # one question at a time
+            return
         # A mirror that drafts ahead has to hear of the outcome: it would take it for another one later.
         lag = 0 if asked.lookahead.level else MIRROR_LAG
         if k == 0 and (asked.link is None or length - asked.mirrored < lag):
             if asked.link is not None:
                 asked.gate.moved(length, 0)
             return
-        if k and not wait and asked.link is not None and asked.look is not None and asked.looked is None:
+        if k and not (wait or asked.doubted) and asked.link is not None and asked.asks:
             self._missed(asked.link, self._clock())  # the last look has not been answered in many rounds
         kept = None
         if asked.link is None:
             asked.link = self._attach(asked)
             if asked.link is None:
                 return
+            asked.behind = asked.answered = False
+            if wait and not asked.link.trusted:  # a probe
+                asked.wait = wait = False
+                asked.doubted = True
             lookahead = self._lookahead(asked, k if wait else 0)
             asked.last_lookahead, asked.lookahead = NO_LOOKAHEAD, lookahead
             epoch = asked.gate.opened(length, k if wait else 0, lookahead.credit(k))
@@ -349,25 +387,26 @@ class Drafts:
             lookahead = self._lookahead(asked, k if wait else 0)
             asked.last_lookahead, asked.lookahead = asked.lookahead, lookahead
             committed = sequence.tokens[asked.mirrored :]
-            answered = not asked.gate.awaiting
             kept, asked.kept = asked.kept.get(tuple(committed)), {}
             hit = asked.gate.moved(length, k if wait else 0, committed, lookahead.credit(k))
             stamp = Stamp(sequence.id, asked.gate.epoch, asked.mirrored)
             asked.link.port.commit(stamp, committed, k, sequence.stats.num_rounds, lookahead)
             asked.asked_at = self._clock()
-            asked.reads_prompt = asked.reads_prompt and not answered
+            asked.reads_prompt = asked.reads_prompt and not asked.answered
             if hit and kept is not None:
                 self._answered(asked, *kept)
         asked.mirrored = length
+        asked.k = k
         if k and not wait:
             asked.look, asked.looked = Stamp(sequence.id, asked.gate.epoch, length), None
+            asked.checks = asked.doubted
             if kept is not None:  # drafted ahead of this outcome: the drafter will not say it again
                 asked.looked = kept[0].token_ids
 
     def looked(self, sequence: Sequence) -> tuple[int, int, int] | None:
         """What a guess that was not waited for was worth: its length, tokens compared, tokens that were right; once."""
         asked = self._asked.get(sequence.id)
-        if asked is None or asked.look is None or asked.looked is None:
+        if asked is None or asked.look is None or asked.looked is None or asked.checks:
             return None
         guess, base = asked.looked, asked.look.base_len
         checked = min(len(guess), len(sequence.tokens) - base)
@@ -390,6 +429,7 @@ class Drafts:
             else replace(proposal, token_ids=proposal.token_ids[:k], distributions=proposal.distributions[:k])
         )
         asked.answered_at = max(at, asked.asked_at)
+        asked.answered, asked.behind = True, False
         if not asked.reads_prompt:
             pace.waited(asked.answered_at - asked.asked_at)
         if proposal.assumed_ids:
@@ -400,6 +440,43 @@ class Drafts:
                 proposal.draft_s,
                 asked.answered_at - asked.asked_at - proposal.residence_s,
             )
+        link.arrears.settle()
+        link.breaker.answered()
+        link.probe = None
+
+    # --- a link that is not waited for ------------------------------------------------------------------------
+
+    def _may_wait(self, asked: _Asked, link: Link) -> bool:
+        """Not for a link that owes an answer or is on probation, nor for a drafter that still reads the sequence."""
+        return link.trusted and not asked.behind
+
+    def _look_after(self, asked: _Asked, link: Link, k: int) -> None:
+        """Time has passed: what was asked may be overdue by now, and so may what the link owes."""
+        now = self._clock()
+        probes = link.probe == asked.sequence.id
+        if asked.asks and (probes or asked.behind):
+            if now - asked.asked_at >= PROBE_WAITS * self._wait_s:
+                asked.asked_at = now  # one miss, not one in every round from here on
+                self._missed(link, now)
+        elif probes and not k:
+            self._detach(asked)  # it has nothing to ask: another one may probe
+        elif link.arrears.overdue(now):
+            self._missed(link, now)
+
+    def _in_touch(self, asked: _Asked, link: Link, at: float) -> None:
+        """An answer that was not waited for has come. A link on probation has to answer in the time that would be waited.
+
+        The first answer after an opening says nothing about that, since the drafter had all of the sequence to read.
+        """
+        first, asked.answered, asked.behind = not asked.answered, True, False
+        if not link.trusted:
+            if first and asked.reads_prompt:
+                return
+            if at - asked.asked_at > self._longest_wait_s(asked):
+                if link.breaker.is_open:
+                    self._missed(link, self._clock())
+                return
+        link.arrears.settle()
         link.breaker.answered()
         link.probe = None
 
@@ -473,5 +550,6 @@ class Drafts:
         if not link.breaker.missed(now):
             return
         link.probe = None
+        link.arrears.settle()
         for sequence_id in list(link.sequences):
             self._detach(self._asked[sequence_id])

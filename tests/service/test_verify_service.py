@@ -135,14 +135,14 @@ MALFORMED = {
 async def test_whatever_a_drafter_says_the_tokens_are_those_of_plain(
     model: Path, plain_ids: list[int], name: str
 ) -> None:
-    """Malformed answers cost a bounded wait, then the breaker; tokens and finish are untouched."""
+    """Malformed answers cost one bounded wait, then the breaker opens; tokens and finish are untouched."""
     servicer = ScriptedDraft(MALFORMED[name])
     async with linked(model, servicer, "verify.draft_wait_s=0.02") as stub:
         ids, rounds, finished = await decode(stub, request(SPECULATIVE))
     assert ids == plain_ids
     assert all(r.drafted == 0 for r in rounds)
-    assert finished.speculative.num_late_rounds >= 3
-    assert finished.speculative.num_unavailable_rounds > 0  # the breaker opened
+    assert finished.speculative.num_late_rounds >= 1
+    assert finished.speculative.num_unavailable_rounds > 0  # nobody waits again, then the breaker is open
     assert servicer.questions > 0
 
 
@@ -232,15 +232,15 @@ async def test_out_of_sync_opens_anew(model: Path, plain_ids: list[int]) -> None
 
 
 async def test_a_drafter_that_hangs_costs_a_bounded_time(model: Path, plain_ids: list[int]) -> None:
-    """Three waits of draft_wait_s, then the breaker; a later request pays one probe at most."""
+    """One wait of draft_wait_s, then the rounds go on plainly."""
     servicer = ScriptedDraft(lambda a: [], delay_s=3600)
     async with linked(model, servicer, "verify.draft_wait_s=0.1") as stub:
         began = time.monotonic()
         ids, rounds, _ = await decode(stub, request(SPECULATIVE))
         assert ids == plain_ids
-        assert sum(r.outcome == common_pb2.PROPOSAL_OUTCOME_LATE for r in rounds) <= 4
+        assert sum(r.outcome == common_pb2.PROPOSAL_OUTCOME_LATE for r in rounds) == 1
         waited = sum(r.wait_s for r in rounds)
-        assert waited >= 0.3
+        assert waited >= 0.1
         assert time.monotonic() - began < 20
 
 

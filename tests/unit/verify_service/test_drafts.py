@@ -134,19 +134,176 @@ def test_a_second_answer_is_a_duplicate(drafts: Drafts, clock: Clock) -> None:
     assert drafts.take(seq, clock.now).token_ids == [7]
 
 
-def test_no_answer_in_time_is_late_and_three_open_the_breaker(drafts: Drafts, clock: Clock) -> None:
-    """The round goes on plainly; after the third miss nobody waits and the mirror is closed."""
-    port = up(drafts)
-    seq = sequence()
-    outcomes = []
-    for _ in range(4):
+USUAL_S, LIMIT_S = 0.03, 0.06
+
+
+def usual(drafts: Drafts, clock: Clock, seq: Sequence) -> None:
+    """A link that answers after 30 ms, twelve times."""
+    answered_after(drafts, clock, seq, USUAL_S, 12)
+
+
+def late(drafts: Drafts, clock: Clock, seq: Sequence) -> None:
+    """One round that waits in vain."""
+    drafts.advance(seq, 1, 4)
+    limit = drafts.awaiting(seq, clock.now)
+    assert limit is not None
+    clock.now = limit
+    assert drafts.awaiting(seq, clock.now) is None
+    assert drafts.take(seq, clock.now).outcome is ProposalOutcome.LATE
+    seq.tokens.append(5)
+
+
+def test_only_the_first_miss_is_waited_for_and_silence_opens_the_breaker(
+    drafts: Drafts, clock: Clock
+) -> None:
+    """A link that owes an answer costs nothing more: as long again without one is one more miss, three close the mirror."""
+    port, seq = up(drafts), sequence()
+    usual(drafts, clock, seq)
+    late(drafts, clock, seq)
+    began, sent = clock.now, len(port.sent)
+    while port.sent[-1][0] != "close":
         drafts.advance(seq, 1, 4)
-        clock.now += WAIT_S
         assert drafts.awaiting(seq, clock.now) is None
-        outcomes.append(drafts.take(seq, clock.now).outcome)
+        assert drafts.take(seq, clock.now).outcome is ProposalOutcome.UNAVAILABLE
         seq.tokens.append(5)
-    assert outcomes == [ProposalOutcome.LATE] * 3 + [ProposalOutcome.UNAVAILABLE]
-    assert port.sent[-1] == ("close", 1, 1)
+        clock.now += 0.01
+        assert clock.now < began + 1
+    assert clock.now - began == pytest.approx(2 * LIMIT_S, abs=0.02)
+    assert [entry[0] for entry in port.sent[sent:]] == ["commit", "close"]  # asked once, and left alone
+
+
+def test_an_answer_ends_the_doubt(drafts: Drafts, clock: Clock) -> None:
+    """One slow answer costs one wait: what was asked next is answered, and the round after that waits again."""
+    up(drafts)
+    seq = sequence()
+    usual(drafts, clock, seq)
+    late(drafts, clock, seq)
+    drafts.advance(seq, 1, 4)
+    asked = len(seq.tokens)
+    clock.now += 0.01
+    seq.tokens.append(5)
+    drafts.proposed("a", [proposal(1, asked, 7)], clock.now)
+    assert drafts.looked(seq) is None, "nothing that the controller asked for"
+    drafts.advance(seq, 1, 4)
+    assert drafts.awaiting(seq, clock.now) is not None
+
+
+def test_rows_that_wait_together_miss_together(drafts: Drafts, clock: Clock) -> None:
+    """One pause of a drafter with eight sequences is one miss, not eight."""
+    port = up(drafts)
+    rows = [sequence(sequence_id=i) for i in range(1, 9)]
+    usual(drafts, clock, rows[0])
+    for row in rows:
+        drafts.advance(row, 1, 4)
+    clock.now += LIMIT_S
+    assert {drafts.take(row, clock.now).outcome for row in rows} == {ProposalOutcome.LATE}
+    drafts.advance(rows[0], 1, 4)
+    assert not any(entry[0] == "close" for entry in port.sent)
+
+
+def opened(drafts: Drafts, clock: Clock, seq: Sequence) -> None:
+    """The breaker is open."""
+    usual(drafts, clock, seq)
+    late(drafts, clock, seq)
+    for _ in range(2):
+        clock.now += LIMIT_S
+        drafts.advance(seq, 1, 4)
+        seq.tokens.append(5)
+    assert drafts.take(seq, clock.now).outcome is ProposalOutcome.UNAVAILABLE
+
+
+def probe(drafts: Drafts, clock: Clock, seq: Sequence, port: "Port", answer_s: float) -> None:
+    """The sequence asks without waiting; the answer comes."""
+    drafts.advance(seq, 1, 4)
+    assert drafts.awaiting(seq, clock.now) is None
+    epoch = next(entry[2] for entry in reversed(port.sent) if entry[0] == "open")
+    base_len = len(seq.tokens)
+    assert port.sent[-1][0] in {"open", "commit"}
+    clock.now += answer_s
+    drafts.proposed("a", [proposal(epoch, base_len, 7)], clock.now)
+    seq.tokens.append(5)
+
+
+def test_a_probe_is_not_waited_for_and_answers_twice(drafts: Drafts, clock: Clock) -> None:
+    """After the back-off: the first answer, which read everything, may take its time; the second may not."""
+    port, seq = up(drafts), sequence()
+    opened(drafts, clock, seq)
+    sent = len(port.sent)
+    drafts.advance(seq, 1, 4)
+    assert len(port.sent) == sent, "nobody asks during the back-off"
+    clock.now += 5
+    probe(drafts, clock, seq, port, 0.4)
+    assert port.sent[-1][0] == "open"
+    probe(drafts, clock, seq, port, USUAL_S)
+    assert port.sent[-1][0] == "commit"
+    drafts.advance(seq, 1, 4)
+    assert drafts.awaiting(seq, clock.now) is not None
+
+
+def test_a_drafter_that_stays_slow_stays_on_probation(drafts: Drafts, clock: Clock) -> None:
+    """Its answers come, 200 ms late: no row ever waits for them, however often it is tried."""
+    port, seq = up(drafts), sequence()
+    opened(drafts, clock, seq)
+    for _ in range(5):
+        clock.now += 5
+        probe(drafts, clock, seq, port, 0.2)
+        probe(drafts, clock, seq, port, 0.2)
+        assert port.sent[-1][0] == "close"
+    clock.now += 5
+    probe(drafts, clock, seq, port, 0.2)
+    probe(drafts, clock, seq, port, USUAL_S)
+    drafts.advance(seq, 1, 4)
+    assert drafts.awaiting(seq, clock.now) is not None
+
+
+def test_a_probe_without_an_answer_ends(drafts: Drafts, clock: Clock) -> None:
+    """Also where its sequence has nothing to ask any more: then another one may probe."""
+    port, seq, other = up(drafts), sequence(), sequence(sequence_id=2)
+    opened(drafts, clock, seq)
+    clock.now += 5
+    drafts.advance(seq, 1, 4)
+    seq.tokens.append(5)
+    clock.now += 2 * WAIT_S
+    drafts.advance(seq, 1, 4)
+    assert port.sent[-1][0] == "close"
+    clock.now += 5
+    drafts.advance(seq, 1, 4)
+    clock.now += 0.1
+    drafts.proposed("a", [proposal(3, len(seq.tokens), 7)], clock.now)
+    drafts.advance(seq, 1, 0)
+    assert port.sent[-1][0] == "close"
+    drafts.advance(other, 1, 4)
+    assert port.sent[-1][:3] == ("open", 2, 1)
+
+
+def test_a_long_prompt_is_read_while_the_row_goes_on(drafts: Drafts, clock: Clock) -> None:
+    """The row stands back as long as for any answer, then decodes plainly; that is no miss. Others are waited for."""
+    port, seq, other = up(drafts), sequence(), sequence(sequence_id=2)
+    usual(drafts, clock, other)
+    late(drafts, clock, seq)
+    drafts.advance(seq, 1, 4)
+    assert drafts.take(seq, clock.now).outcome is ProposalOutcome.UNAVAILABLE
+    drafts.advance(other, 1, 4)
+    assert drafts.awaiting(other, clock.now) is not None
+    base_len = len(seq.tokens)
+    for _ in range(3):
+        seq.tokens.append(5)
+        drafts.advance(seq, 1, 4)
+    clock.now += 0.3
+    drafts.proposed("a", [proposal(1, base_len, 7)], clock.now)
+    drafts.advance(seq, 1, 4)
+    assert drafts.awaiting(seq, clock.now) is not None
+    assert not any(entry[0] == "close" for entry in port.sent)
+
+
+def test_nobody_waits_longer_than_a_block_can_save(drafts: Drafts, clock: Clock) -> None:
+    """Four guesses beside steps of 28 ms: 112 ms, though 200 are usual."""
+    up(drafts)
+    seq = sequence()
+    answered_after(drafts, clock, seq, 0.2, 12)
+    drafts.stepped(0.028)
+    drafts.advance(seq, 1, 4)
+    assert drafts.awaiting(seq, clock.now) == pytest.approx(clock.now + 4 * 0.028)
 
 
 def test_a_lost_link_means_plain_rounds_and_a_new_one_a_higher_epoch(drafts: Drafts, clock: Clock) -> None:
@@ -359,7 +516,7 @@ def answered_after(drafts: Drafts, clock: Clock, seq: Sequence, seconds: float, 
     for _ in range(rounds):
         drafts.advance(seq, 1, 4)
         clock.now += seconds
-        drafts.proposed("a", [proposal(1, len(seq.tokens), 7)], clock.now)
+        drafts.proposed("a", [proposal(1, len(seq.tokens), 7, sequence_id=seq.id)], clock.now)
         drafts.take(seq, clock.now)
         seq.tokens.append(9)
 
@@ -367,7 +524,7 @@ def answered_after(drafts: Drafts, clock: Clock, seq: Sequence, seconds: float, 
 def test_a_row_stands_back_twice_as_long_as_is_usual_and_not_for_a_drafter_that_hangs(
     drafts: Drafts, clock: Clock
 ) -> None:
-    """30 ms are usual, so 60 ms are waited and not half a second; the first answer, after the prompt, may take it all."""
+    """30 ms are usual, so 60 ms are waited and not half a second, for the first answer too."""
     up(drafts)
     seq = sequence()
     answered_after(drafts, clock, seq, 0.03, 12)
@@ -376,19 +533,17 @@ def test_a_row_stands_back_twice_as_long_as_is_usual_and_not_for_a_drafter_that_
     assert drafts.expected_by(seq) == pytest.approx(clock.now + 0.03)
     other = sequence(sequence_id=2)
     drafts.advance(other, 1, 4)
-    assert drafts.awaiting(other, clock.now) == clock.now + WAIT_S
+    assert drafts.awaiting(other, clock.now) == pytest.approx(clock.now + 0.06)
 
 
 def test_a_drafter_that_turns_slower_is_waited_for_longer_by_and_by(drafts: Drafts, clock: Clock) -> None:
     """What was waited for in vain counts as longer than it was."""
     up(drafts)
     seq = sequence()
-    answered_after(drafts, clock, seq, 0.03, 12)
+    usual(drafts, clock, seq)
+    late(drafts, clock, seq)
     drafts.advance(seq, 1, 4)
-    limit = drafts.awaiting(seq, clock.now)
-    clock.now = limit
-    assert drafts.awaiting(seq, clock.now) is None
-    assert drafts.take(seq, clock.now).outcome is ProposalOutcome.LATE
+    drafts.proposed("a", [proposal(1, len(seq.tokens), 7)], clock.now)
     seq.tokens.append(9)
     drafts.advance(seq, 1, 4)
     assert drafts.awaiting(seq, clock.now) > clock.now + 0.12
