@@ -1,7 +1,7 @@
 """The whole system in one process on real sockets: draft, verify and router on tiny models."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,11 @@ import verify_service.service
 from paceline.client import Chunk, Client, Finished, Started, generate_request
 from paceline.config import PacelineConfig, load_config
 from paceline.serving.server import TierServer
+from paceline.testing.servers import CreateServer
 from paceline.types import Mode
+
+Wire = Callable[[str], AbstractAsyncContextManager[str]]
+"""Relays to an endpoint; gives the address of its other end."""
 
 
 @dataclass(slots=True)
@@ -82,25 +86,27 @@ def stack_config(target: Path, draft_model: Path, overrides: Sequence[str] = ())
 
 
 @asynccontextmanager
-async def running_stack(config: PacelineConfig) -> AsyncIterator[Stack]:
-    """Start draft, verify and router, in that order; stop them in the other."""
-    draft = await draft_service.service.create_server(config)
-    await draft.start()
-    config = load_config_with(config, verify={"draft_endpoints": (draft.address,)})
-    verify = await verify_service.service.create_server(config)
-    await verify.start()
-    config = load_config_with(config, router={"verify_endpoints": (verify.address,)})
-    router_server = await router.service.create_server(config)
-    await router_server.start()
-    try:
+async def running_stack(config: PacelineConfig, wire: Wire | None = None) -> AsyncIterator[Stack]:
+    """Start draft, verify and router, in that order; stop them in the other. ``wire`` joins the first two."""
+    async with AsyncExitStack() as servers:
+        draft = await _started(servers, draft_service.service.create_server, config)
+        endpoint = await servers.enter_async_context(wire(draft.address)) if wire else draft.address
+        config = load_config_with(config, verify={"draft_endpoints": (endpoint,)})
+        verify = await _started(servers, verify_service.service.create_server, config)
+        config = load_config_with(config, router={"verify_endpoints": (verify.address,)})
+        router_server = await _started(servers, router.service.create_server, config)
         async with Client(router_server.address) as client:
             stack = Stack(client, config, draft, verify, router_server)
             await _until_linked(stack, len(config.draft.drafters))
             yield stack
-    finally:
-        await router_server.stop(0)
-        await verify.stop(0)
-        await draft.stop(0)
+
+
+async def _started(stack: AsyncExitStack, create: CreateServer, config: PacelineConfig) -> TierServer:
+    """A tier that stops with ``stack``."""
+    server = await create(config)
+    stack.push_async_callback(server.stop, 0)
+    await server.start()
+    return server
 
 
 def load_config_with(config: PacelineConfig, **sections: dict[str, Any]) -> PacelineConfig:
