@@ -47,14 +47,14 @@ class FaultyLink(draft_pb2_grpc.DraftServiceServicer):
     ) -> AsyncIterator[pb.LinkResponse]:
         """See draft.proto."""
         async with open_channel(self._endpoint) as channel:
-            stream = draft_pb2_grpc.DraftServiceStub(channel).Link(self._relayed(requests, 0.0))
-            async for response in self._relayed(stream, None):
+            stream = draft_pb2_grpc.DraftServiceStub(channel).Link(self._relayed(requests))
+            async for response in self._relayed(stream, late=True):
                 yield response
 
     async def _relayed(
-        self, messages: AsyncIterable[Message], delay_s: float | None
+        self, messages: AsyncIterable[Message], *, late: bool = False
     ) -> AsyncIterator[Message]:
-        """``messages`` with what happens to them on the way; ``delay_s`` None: that of the moment."""
+        """``messages`` with what happens to them on the way; ``late``: they come with the delay of the moment."""
         clock = asyncio.get_running_loop().time
         waiting: asyncio.Queue[tuple[float, Message] | None] = asyncio.Queue()
 
@@ -63,7 +63,7 @@ class FaultyLink(draft_pb2_grpc.DraftServiceServicer):
                 async for message in messages:
                     greets = message.WhichOneof("message") in {"hello", "welcome"}
                     for one in [message] if greets else self.spoil(message):
-                        waiting.put_nowait((clock() + (self.delay_s if delay_s is None else delay_s), one))
+                        waiting.put_nowait((clock() + (self.delay_s if late else 0.0), one))
             finally:
                 waiting.put_nowait(None)
 
@@ -124,8 +124,7 @@ class Mischief:
             case "repeat":
                 old = [one for one in self._seen if isinstance(one, kind)]
                 return [message, dice.choice(old), *held]
-        copy = kind()
-        copy.CopyFrom(message)
+        copy = kind.FromString(message.SerializeToString())
         self._spoil_entry(copy)
         return [copy, *held]
 
