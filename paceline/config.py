@@ -53,8 +53,8 @@ class ModelConfig(Section):
 DEFAULT_TOP_M = 128
 DISTILLED_TARGET = "smollm2"
 """The target for which a distilled drafter comes with the project."""
-LOOKUP_KINDS = ("ngram", "suffix")
-DRAFTER_KINDS = ("ngram", "suffix", "model", "distilled", "cascade", "random", "simulated")
+LOOKUP_KINDS = ("ngram", "suffix", "backoff")
+DRAFTER_KINDS = ("ngram", "suffix", "backoff", "model", "distilled", "cascade", "random", "simulated")
 
 
 def _drafter_kind(kind: str) -> str:
@@ -67,7 +67,8 @@ class DrafterConfig(Section):
     """One drafter of a draft replica."""
 
     kind: Annotated[str, AfterValidator(_drafter_kind)]
-    """``ngram``: prompt lookup. ``suffix``: look-up in the request and in earlier outputs. ``model``: a causal model with
+    """``ngram``: prompt lookup. ``suffix``: look-up in the request and in earlier outputs. ``backoff``: what the target usually
+    says after the last three tokens, from a table that ``training`` made. ``model``: a causal model with
     the same tokenizer. ``distilled``: a directory that ``training`` made for the target. ``cascade``: each round the most
     promising one of several drafters. ``random``: for tests. ``simulated``: see ``simulation``. ``package.module:constructor``: your own, see docs/drafters.md."""
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)
@@ -82,24 +83,26 @@ class DrafterConfig(Section):
     """suffix: whose outputs serve whom. ``all``: one tenant's text may be guessed in another's request (never be in its
     output, but timing could tell)."""
     min_probability: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """suffix: a guess ends where the probability of all of it falls below this."""
+    """suffix, backoff: a guess ends where the probability of all of it falls below this."""
     members: tuple[str, ...] = ()
     """cascade: names of other entries of ``draft.drafters``."""
     model: ModelConfig | None = None
     """model, distilled: what to load."""
+    table: str = ""
+    """backoff: directory of its table; empty: the one that comes with the project, for smollm2."""
     layers: Annotated[int, Field(ge=0)] = 0
     """model: keep only the first so many layers; 0: all."""
     seed: int = 0
     """random: key of its guesses."""
     place: Literal["auto", "verify", "draft"] = "auto"
-    """ngram, suffix: where they look. ``verify``: beside the target, where a question takes microseconds and no message.
+    """ngram, suffix, backoff: where they look. ``verify``: beside the target, where a question takes microseconds and no message.
     ``draft``: in the draft tier, like everything else. ``auto``: ``verify``. cascade: ``draft`` puts all its members there."""
 
     @model_validator(mode="after")
     def _only_lookups_move(self) -> "DrafterConfig":
         if self.place == "verify" and self.kind not in LOOKUP_KINDS:
             raise ValueError(
-                f'place "verify" is for kinds {" and ".join(LOOKUP_KINDS)}; {self.kind} drafts in the draft tier'
+                f'place "verify" is for kinds {", ".join(LOOKUP_KINDS)}; {self.kind} drafts in the draft tier'
             )
         return self
 
@@ -367,8 +370,9 @@ class PacelineConfig(Section):
         if model.get("name", DISTILLED_TARGET) != DISTILLED_TARGET or "drafters" in draft:
             return tree
         drafters = {
-            "cascade": DrafterConfig(kind="cascade", members=("suffix", "distilled")),
+            "cascade": DrafterConfig(kind="cascade", members=("suffix", "backoff", "distilled")),
             "suffix": DrafterConfig(kind="suffix"),
+            "backoff": DrafterConfig(kind="backoff"),
             "distilled": DrafterConfig(kind="distilled"),
             "ngram": DrafterConfig(kind="ngram"),
         }

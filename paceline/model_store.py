@@ -31,7 +31,8 @@ Progress = Callable[[str, float], None]
 
 _LAYOUT = 1
 """Raise when the converted files change, so that an old cache is not taken for a new one."""
-_COMMITTED = Path(__file__).parents[1] / "models"
+COMMITTED = Path(__file__).parents[1] / "models"
+"""What comes with the project."""
 """Drafters that come with the project."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
@@ -83,8 +84,8 @@ def resolve_model_dir(name: str) -> Path:
                 f"model directory {name!r} has no config.json; expected the layout of transformers"
             )
         return Path(name)
-    if re.fullmatch(r"[\w.-]+", name) and (_COMMITTED / name / "config.json").is_file():
-        return _COMMITTED / name
+    if re.fullmatch(r"[\w.-]+", name) and (COMMITTED / name / "config.json").is_file():
+        return COMMITTED / name
     if _HUB_ID.fullmatch(name):
         return _hub_snapshot(name)
     raise ConfigError(

@@ -121,11 +121,13 @@ class Beside:
             return _NOTHING
 
 
-def build_beside(config: DraftConfig) -> Beside:
+def build_beside(config: DraftConfig, tokenizer_fingerprint: str) -> Beside:
     """Those that the settings place beside the target. Raises ConfigError."""
     drafters = config.beside()
     names = {member for members in drafters.values() for member in members}
-    lookups = {name: build_lookup(name, config.drafters[name]) for name in sorted(names)}
+    lookups = {
+        name: build_lookup(name, config.drafters[name], tokenizer_fingerprint) for name in sorted(names)
+    }
     alone: dict[str, str] = {}
     for name, members in drafters.items():
         if name in lookups:

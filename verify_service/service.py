@@ -254,7 +254,9 @@ async def create_server(config: PacelineConfig) -> TierServer:
     await asyncio.to_thread(give_back_free_memory)
     verify_id = f"{socket.gethostname()}:{os.getpid()}"
     telemetry = Telemetry.setup(config.telemetry, service_name=names.SERVICE_VERIFY, instance_id=verify_id)
-    engine = Engine(runner, config.verify, loop, costs, build_beside(config.draft))
+    engine = Engine(
+        runner, config.verify, loop, costs, build_beside(config.draft, runner.info.tokenizer_fingerprint)
+    )
     server = TierServer(config.verify.server, services=[SERVICE], section="verify.server")
     hello = draft_pb2.LinkHello(
         verify_id=verify_id,

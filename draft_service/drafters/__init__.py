@@ -36,7 +36,7 @@ __all__ = [
 
 
 def _lookup(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: Tokenizer) -> Drafter:
-    return LookupDrafter(build_lookup(name, entry))
+    return LookupDrafter(build_lookup(name, entry, tokenizer.fingerprint))
 
 
 def _random(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: Tokenizer) -> Drafter:
@@ -87,6 +87,7 @@ def _distilled(name: str, entry: DrafterConfig, config: PacelineConfig, tokenize
 CONSTRUCTORS: dict[str, Constructor] = {
     "ngram": _lookup,
     "suffix": _lookup,
+    "backoff": _lookup,
     "random": _random,
     "model": _model,
     "simulated": _simulated,

@@ -200,7 +200,7 @@ def test_no_guess_is_made_where_nothing_is_near():
 
 def test_the_distilled_drafter_goes_with_its_target():
     """The default target drafts with the model distilled for it; another target, or drafters named, do without."""
-    assert load_config().draft.drafters["cascade"].members == ("suffix", "distilled")
+    assert load_config().draft.drafters["cascade"].members == ("suffix", "backoff", "distilled")
     assert "distilled" not in load_config(None, ["model.name=other"]).draft.drafters
     assert set(load_config(None, ["draft.drafters={ngram={kind='ngram'}}"]).draft.drafters) == {"ngram"}
     assert "distilled" in load_config(None, ["draft.kv_slots=3"]).draft.drafters

@@ -1,5 +1,8 @@
 """Look-ups beside the target: who is asked here, what is found, what becomes of it."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from paceline.config import DraftConfig, load_config
@@ -9,6 +12,7 @@ from paceline.types import Plan, ProposalOutcome, SamplingParams
 from verify_service.beside import Beside, build_beside
 from verify_service.sequence import DecodeSpec, Sequence
 
+FINGERPRINT = json.loads(Path("models/smollm2-backoff/backoff.json").read_text())["tokenizer_fingerprint"]
 TEXT = [1, 2, 3, 4, 1, 2]
 
 
@@ -98,11 +102,18 @@ def test_a_look_up_that_fails_costs_its_guesses_only(caplog: pytest.LogCaptureFi
 def test_settings_say_what_is_looked_up_where() -> None:
     """Look-ups are beside the target unless placed in the draft tier; a cascade of nothing else is asked nowhere else."""
     config = load_config(None, [])
-    assert config.draft.beside() == {"ngram": ("ngram",), "suffix": ("suffix",), "cascade": ("suffix",)}
-    lookups = build_beside(config.draft)
-    assert set(lookups.alone) == {"ngram", "suffix"}, "the cascade has a model too"
+    assert config.draft.beside() == {
+        "ngram": ("ngram",),
+        "suffix": ("suffix",),
+        "backoff": ("backoff",),
+        "cascade": ("suffix", "backoff"),
+    }
+    lookups = build_beside(config.draft, FINGERPRINT)
+    assert set(lookups.alone) == {"ngram", "suffix", "backoff"}, "the cascade has a model too"
+    with pytest.raises(ConfigError, match="tokenizer"):
+        build_beside(config.draft, "another")
     whole = load_config(None, ["draft.drafters={c={kind='cascade', members=['n']}, n={kind='ngram'}}"]).draft
-    assert set(build_beside(whole).alone) == {"c", "n"}
+    assert set(build_beside(whole, FINGERPRINT).alone) == {"c", "n"}
     away = load_config(
         None, ["draft.drafters={c={kind='cascade', members=['n']}, n={kind='ngram', place='draft'}}"]
     )

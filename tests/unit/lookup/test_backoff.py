@@ -1,0 +1,107 @@
+"""The back-off table: what training counted is what look-ups find; a directory that is none is refused in words."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.lookup.backoff import SETTINGS, WEIGHTS, BackoffLookup, BackoffTable
+from training import backoff
+from training.answers import Answer
+
+ORDER = 3
+
+
+def answer(ids: list[int], prompt_len: int = 1) -> Answer:
+    """An answer whose target was sure of each token but for a tenth, which it gave to the token after it."""
+    rest = ids[prompt_len:]
+    top = np.array([[token, token + 1] for token in rest])
+    return Answer("qa", "s", 0.0, np.array(ids), prompt_len, top, np.log(np.array([[0.9, 0.1]] * len(rest))))
+
+
+def made(directory: Path, *answers: Answer) -> BackoffTable:
+    counts = [defaultdict(lambda: defaultdict(float)) for _ in range(ORDER)]
+    for one in answers:
+        backoff.count(one, counts, top=2)
+    about = {"order": ORDER, "tokenizer_fingerprint": "f"}
+    backoff.write(directory, backoff.table(counts, least=0.0), about)
+    return BackoffTable(directory)
+
+
+def test_the_longest_known_context_decides(tmp_path: Path) -> None:
+    """After 2 usually 3 comes, after 9 2 always 5; an unknown context backs off, an unknown token has no guess."""
+    table = made(tmp_path, *[answer([1, 2, 3])] * 5, *[answer([9, 2, 5])] * 3)
+    assert table.next([2])[0] == 3
+    assert table.next([1, 2])[0] == 3
+    assert table.next([9, 2])[0] == 5
+    token, chance, length = table.next([7, 7, 2])
+    assert (token, length) == (3, 1)
+    assert 0.5 < chance < 0.7
+    assert table.next([42]) is None
+    assert table.next([]) is None
+
+
+def test_what_a_longer_context_says_anew_is_all_that_is_kept(tmp_path: Path) -> None:
+    """A context that says what the shorter one says takes no room."""
+    counts = [defaultdict(lambda: defaultdict(float)) for _ in range(ORDER)]
+    for one in [answer([1, 2, 3, 4, 5, 6])] * 4:
+        backoff.count(one, counts, top=1)
+    entries = backoff.table(counts, least=0.0)
+    assert all(len(context) == 1 for context in entries)
+
+
+def test_every_counted_context_is_found_again(tmp_path: Path) -> None:
+    """Thousands of random contexts through the hash table: each says what the dictionary said."""
+    rng = np.random.default_rng(3)
+    texts = [answer(rng.integers(0, 300, 60).tolist()) for _ in range(80)]
+    counts = [defaultdict(lambda: defaultdict(float)) for _ in range(ORDER)]
+    for one in texts:
+        backoff.count(one, counts, top=2)
+    entries = backoff.table(counts, least=0.0)
+    backoff.write(tmp_path, entries, {"order": ORDER, "tokenizer_fingerprint": "f"})
+    table = BackoffTable(tmp_path)
+    assert len(entries) > 3000
+    for context, (token, chance) in entries.items():
+        found = table.next(list(context))
+        assert found is not None
+        assert found[0] == token
+        assert found[1] == pytest.approx(chance, abs=1 / 255)
+
+
+def test_guesses_follow_each_other_and_get_unlikely(tmp_path: Path) -> None:
+    """A chain of guesses, each from the ones before; it ends at the bar, and what fails is trusted less."""
+    table = made(tmp_path, *[answer([1, 2, 3, 4, 5, 6, 7, 8])] * 20)
+    lookup = BackoffLookup("backoff", table, version="1", min_probability=0.5)
+    lookup.open(1)
+    text = [1, 2]
+    weighed = lookup.guess(1, text, prompt_len=1, scope="", k=4)
+    assert weighed.token_ids == [3, 4, 5, 6]
+    assert weighed.probabilities == sorted(weighed.probabilities, reverse=True)
+    for _ in range(12):
+        text = [*text, 99, 2]
+        after = lookup.guess(1, text, prompt_len=1, scope="", k=4)
+    assert after.token_ids == [], "the table was wrong here again and again"
+
+
+def test_a_directory_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    """Missing, broken or of another shape: one error that names the directory."""
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        BackoffTable(tmp_path)
+    (tmp_path / SETTINGS).write_text(json.dumps({"order": 3}))
+    (tmp_path / WEIGHTS).write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match="no back-off table"):
+        BackoffTable(tmp_path)
+
+
+def test_the_committed_table_fits_its_target() -> None:
+    """It loads, has the size its card says, and finds something for common contexts of the default target."""
+    directory = Path(__file__).parents[3] / "models" / "smollm2-backoff"
+    table = BackoffTable(directory)
+    assert str(table.settings["contexts"]) in (directory / "README.md").read_text()
+    assert (directory / WEIGHTS).stat().st_size < 8e6
+    found = [table.next([token]) for token in range(20, 2000)]
+    assert sum(one is not None for one in found) > 1000
+    assert all(one is None or 0 <= one[0] < 49_152 for one in found)
