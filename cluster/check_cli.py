@@ -73,6 +73,10 @@ def add_check(
         price: Annotated[
             float, typer.Option(min=0, help="Of an hour of the hardware, in any currency.")
         ] = 0.0,
+        record: Annotated[
+            bool,
+            typer.Option("--record/--no-record", help="Tell a running router what its rollout may go by."),
+        ] = True,
         report: Annotated[
             Path,
             typer.Option(help="Where HTML, JSON and records go: this name with .html, .json and .jsonl."),
@@ -110,6 +114,7 @@ def add_check(
             _write(report.with_suffix(".html"), html(found))
             _write(report.with_suffix(".json"), as_json(found))
             _write(report.with_suffix(".jsonl"), "".join(json.dumps(record) + "\n" for record in records))
+            told = record and not start and asyncio.run(tell(address, found))
             for line in page_lines(found):
                 typer.echo(line)
             typer.echo("")
@@ -118,6 +123,8 @@ def add_check(
             typer.echo(
                 f"records        {report.with_suffix('.jsonl')}: token ids, no text; for `paceline diagnose --records`"
             )
+            if told:
+                typer.echo(f"told           the router: {told}")
             if not found.holds:
                 raise typer.Exit(EXIT_NOT_HELD)
 
@@ -181,6 +188,37 @@ async def checked(
             traffic=traffic.name,
         )
     return judge(runs.pairs, facts, seconds=time.monotonic() - started), runs.records
+
+
+async def tell(address: str, found: "Check") -> str:
+    """Says to the router's rollout what the check allows; what was said, in words. Only a check that holds lets tasks in."""
+    from gates.check import Verdict
+    from paceline.client import Client
+    from paceline.v1 import router_pb2
+
+    note = f"check of {found.requests} requests of {found.facts.traffic}"
+    passed = [task for task in found.tasks if found.holds and task.verdict is Verdict.YES]
+    failed = [task for task in found.tasks if task.verdict is Verdict.NO]
+    orders = [
+        router_pb2.RolloutOrder(
+            task=task.task, drafter=found.facts.drafter, action=action, note=f"{note}: {task.words}"
+        )
+        for tasks, action in (
+            (passed, router_pb2.ROLLOUT_ACTION_PASSED),
+            (failed, router_pb2.ROLLOUT_ACTION_FAILED),
+        )
+        for task in tasks
+    ]
+    if not orders:
+        return ""
+    async with Client(address) as client:
+        await client.set_rollout(orders)
+    words = [
+        f"{', '.join(task.task for task in tasks)} {what}"
+        for tasks, what in ((passed, "passed"), (failed, "did not pass"))
+        if tasks
+    ]
+    return "; ".join(words)
 
 
 @contextlib.contextmanager

@@ -332,6 +332,22 @@ class Client:
         except grpc.aio.AioRpcError as error:
             raise await self._meaning(error) from error
 
+    async def rollout(self, *, timeout_s: float | None = 10.0) -> router_pb2.GetRolloutResponse:
+        """How far speculation is rolled out, and what moved."""
+        try:
+            return await self._stub.GetRollout(router_pb2.GetRolloutRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise await self._meaning(error) from error
+
+    async def set_rollout(
+        self, orders: Sequence[router_pb2.RolloutOrder], *, timeout_s: float | None = 10.0
+    ) -> None:
+        """Says what a check found or an operator wants; it is carried out within seconds."""
+        try:
+            await self._stub.SetRollout(router_pb2.SetRolloutRequest(orders=orders), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise await self._meaning(error) from error
+
     async def _meaning(self, error: grpc.aio.AioRpcError, *, begun: bool = False) -> PacelineError:
         """A failed call in our own terms; of a peer that is not the router or is gone, what a person should know."""
         meant = error_from_rpc(error)

@@ -5,6 +5,7 @@ have the form ``section.key=value`` with the value in TOML notation (a bare word
 """
 
 import difflib
+import itertools
 import json
 import re
 import tomllib
@@ -257,6 +258,24 @@ class GuardConfig(Section):
     """The same for types of task that begin with plain decoding."""
 
 
+def _steps(steps: tuple[float, ...]) -> tuple[float, ...]:
+    if not steps or any(a >= b for a, b in itertools.pairwise((0.0, *steps))) or steps[-1] > 1:
+        raise ValueError("expected rising shares above 0, at most 1, for example [0.1, 0.5, 1.0]")
+    return steps
+
+
+class RolloutConfig(Section):
+    """How speculation comes into use, by type of task (docs/gates.md)."""
+
+    gate: Literal["off", "on"] = "off"
+    """``off``: automatic mode tries what is believed to pay, and the guard corrects it. ``on``: a type of task speculates only
+    after a passed ``paceline check`` or ``paceline rollout allow``, and its share of requests grows by steps."""
+    steps: Annotated[tuple[float, ...], AfterValidator(_steps)] = (0.1, 0.25, 0.5, 1.0)
+    """Shares of a type of task that speculate, one after the other."""
+    window: Annotated[int, Field(ge=10)] = 40
+    """Speculative requests after which the share moves a step."""
+
+
 class RouterConfig(Section):
     """The router."""
 
@@ -285,6 +304,7 @@ class RouterConfig(Section):
     holdout_key: str = ""
     """Another key draws other requests."""
     guard: GuardConfig = GuardConfig()
+    rollout: RolloutConfig = RolloutConfig()
     ledger: LedgerConfig = LedgerConfig()
     keep_requests: Annotated[int, Field(ge=0)] = 200
     """Requests remembered for ``paceline trace`` and ``paceline explain``."""

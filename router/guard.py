@@ -144,6 +144,9 @@ class Guard:
 
     # --- evidence ---
 
+    def heard(self, name: str, value: str) -> None:
+        """Nothing of it concerns this judge."""
+
     def observe(self, group: Group, row: Row, bins: Bins = _NO_BINS) -> None:
         """Sums of a request, or of several."""
         arm = Arm(group.arm)

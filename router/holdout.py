@@ -56,6 +56,9 @@ class Holdout:
         self._changed = False
         self._write_at = 0.0
 
+    def heard(self, name: str, value: str) -> None:
+        """Nothing of it concerns this judge."""
+
     def observe(self, group: Group, row: Row, bins: Bins) -> None:
         """Take in requests of a group."""
         if group.arm not in _ARMS:

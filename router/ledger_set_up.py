@@ -5,10 +5,11 @@ from router.guard import Guard, GuardRules
 from router.holdout import Holdout
 from router.ledger.keeper import Keeper
 from router.plan import PlanTable
+from router.rollout import Rollout, RolloutRules
 
 
 def open_keeper(config: RouterConfig) -> Keeper:
-    """A keeper with guard and holdout; ``start`` it. Raises ConfigError for wrong ``router.plans``."""
+    """A keeper with guard, holdout and rollout; ``start`` it. Raises ConfigError for wrong ``router.plans``."""
     table, guard = PlanTable(config.plans, config.task_types), config.guard
     rules = GuardRules(
         off_acceptance=guard.off_acceptance,
@@ -20,4 +21,5 @@ def open_keeper(config: RouterConfig) -> Keeper:
         probe_share=guard.probe_share,
         begins_on=lambda task: table.rule(task).mode == "speculative",
     )
-    return Keeper(config.ledger.path, judges=[Guard(rules), Holdout()])
+    pace = RolloutRules(config.rollout.steps, config.rollout.window)
+    return Keeper(config.ledger.path, judges=[Guard(rules), Holdout(), Rollout(pace)])

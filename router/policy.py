@@ -18,6 +18,7 @@ from router.ledger.memory import Memory
 from router.ledger.sums import AT, Row, accepted_by_position, drafted_by_position
 from router.lot import drawn
 from router.plan import DecodingWish, PlanTable
+from router.rollout import NOT_CHECKED, Standing, standings_from
 from router.rules import Action, Rule, Rules
 
 _EXPECTED_FROM = 20
@@ -67,6 +68,7 @@ class Policy:
         self._table = table
         self._memory = memory
         self._verdicts: dict[Subject, Verdict] = {}
+        self._standings: dict[Subject, Standing] = {}
         self.decided: Counter[tuple[str, Arm]] = Counter()
         """Decisions by task and arm, since the start: what a metrics endpoint shows."""
         self._figures: dict[tuple[str, ...], tuple[float, Row]] = {}
@@ -76,15 +78,38 @@ class Policy:
         """Take in what the ledger's writer decided, or operators did."""
         if "guard" in documents:
             self._verdicts = verdicts_from(documents["guard"])
+        if "rollout" in documents:
+            self._standings = standings_from(documents["rollout"])
         if "rules" in documents:
             self.rules = Rules.parse(documents["rules"])
 
     def state(self, task: str, drafter: str) -> GuardState:
-        """Of the guard; what begins with plain decoding is tried by a few requests until it is known."""
+        """Of the guard; what begins with plain decoding is tried by a few requests until it is known, or was checked."""
         verdict = self._verdicts.get((task, drafter))
+        if self.gated and self.standing(task, drafter).share and (verdict is None or not verdict.switches):
+            return GuardState.ON
         if verdict is not None:
             return verdict.state
         return GuardState.ON if self._table.rule(task).mode == "speculative" else GuardState.HALF_OPEN
+
+    @property
+    def gated(self) -> bool:
+        """Whether a type of task has to be let in before it speculates."""
+        return self._config.rollout.gate == "on"
+
+    def standing(self, task: str, drafter: str) -> Standing:
+        """Of the rollout, as last heard."""
+        return self._standings.get((task, drafter), NOT_CHECKED)
+
+    def usual_drafter(self, task: str, available: Mapping[str, bool]) -> str:
+        """Which one automatic mode prefers for a type of task; empty where there is none."""
+        names = [name for name in (*self._table.preferred(task), *self._config.drafters) if name in available]
+        return names[0] if names else next(iter(sorted(available)), "")
+
+    @property
+    def standings(self) -> Mapping[Subject, Standing]:
+        """Of all rollouts that something was said of."""
+        return self._standings
 
     @property
     def verdicts(self) -> Mapping[Subject, Verdict]:
@@ -161,6 +186,10 @@ class Policy:
             + (f", {verdict.reason}" if verdict and verdict.reason else "")
         )
         k = rule.k
+        if self.gated:
+            kept = self._kept_out(ask, drafter, seen)
+            if kept is not None:
+                return kept
         if state is GuardState.ON:
             if drawn(ask.request_id, "holdout", self._config.holdout, self._config.holdout_key):
                 share = f"{self._config.holdout:.0%}"
@@ -187,6 +216,22 @@ class Policy:
         return Decision(
             Plan.plain(f"{drafter!r} is off for {ask.task}: {verdict.reason}"), Arm.OFF, tuple(seen)
         )
+
+    def _kept_out(self, ask: Ask, drafter: str, seen: list[str]) -> Decision | None:
+        """The plain decision of a request that the rollout does not let in; None: it is let in."""
+        standing = self.standing(ask.task, drafter)
+        seen.append(
+            f"rollout of {ask.task}/{drafter}: {standing.stage.value} at {standing.share:.0%}, {standing.reason}"
+        )
+        if not standing.share:
+            reason = (
+                f"{drafter!r} is not rolled out for {ask.task}: {standing.stage.value}, {standing.reason}"
+            )
+            return Decision(Plan.plain(reason), Arm.OFF, tuple(seen))
+        if standing.share < 1 and not drawn(ask.request_id, "rollout", standing.share):
+            reason = f"{standing.share:.0%} of {ask.task} speculate, the others are decoded plainly by lot, to compare with"
+            return Decision(Plan.plain(reason), Arm.HOLDOUT, tuple(seen))
+        return None
 
     def _why_on(self, ask: Ask, drafter: str, verdict: Verdict | None) -> str:
         row = self._row(ask.task, drafter, ask.drafters.get(drafter, ""))

@@ -1,8 +1,9 @@
 """The policy, shown and steered: what ``GetPolicy`` and the rules' calls answer."""
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from paceline.errors import FieldViolation, InvalidRequestError, PeerLostError
 from paceline.ranges import MAX_K
@@ -12,14 +13,24 @@ from router.holdout import comparisons_from
 from router.ledger.memory import Memory, Writer
 from router.ledger.store import Audit
 from router.ledger.sums import AT
+from router.rollout import ORDERS, Order, Said, with_orders
 from router.rules import Action, Rule, Rules
 
 _DEFAULT_AUDITS = 20
 _ATTEMPTS = 5
+_LOOKED_THROUGH = 200
 _ACTIONS = {
     router_pb2.POLICY_ACTION_PLAIN: Action.PLAIN,
     router_pb2.POLICY_ACTION_SPECULATIVE: Action.SPECULATIVE,
     router_pb2.POLICY_ACTION_FORBID: Action.FORBID,
+}
+_SAID = {
+    router_pb2.ROLLOUT_ACTION_PASSED: Said.PASSED,
+    router_pb2.ROLLOUT_ACTION_FAILED: Said.FAILED,
+    router_pb2.ROLLOUT_ACTION_SET: Said.SET,
+    router_pb2.ROLLOUT_ACTION_ALLOW: Said.ALLOW,
+    router_pb2.ROLLOUT_ACTION_STOP: Said.STOP,
+    router_pb2.ROLLOUT_ACTION_CLEAR: Said.CLEAR,
 }
 _ACTIONS_BACK = {action: value for value, action in _ACTIONS.items()}
 
@@ -75,21 +86,83 @@ class PolicyDesk:
         after = await self._change(lambda rules: rules.without(*scope), "/".join(filter(None, scope)), words)
         return _rules(after), len(list(after)) < before
 
-    async def _change(self, change: Callable[[Rules], Rules], subject: str, words: str) -> Rules:
-        """Written only over what it was made from: two operators at two routers do not undo each other."""
-        current = self._parts.memory.documents.get("rules", "")
+    async def rollout(self) -> router_pb2.GetRolloutResponse:
+        """The rollouts as they stand; without what moved while the ledger is away."""
+        policy = self._parts.policy
+        audits: list[Audit] = []
+        with contextlib.suppress(OSError):
+            audits = [one for one in await self._writer.audits(_LOOKED_THROUGH) if one.kind == "rollout"]
+        return router_pb2.GetRolloutResponse(
+            gated=policy.gated,
+            rollouts=[
+                router_pb2.RolloutStatus(
+                    task=task,
+                    drafter=drafter,
+                    stage=standing.stage.value,
+                    share=standing.share,
+                    since=standing.since,
+                    reason=standing.reason,
+                    windows=standing.windows,
+                    window_requests=standing.speculative,
+                    plain_requests=standing.plain,
+                )
+                for (task, drafter), standing in sorted(policy.standings.items())
+            ],
+            audit=[
+                router_pb2.AuditRecord(at=a.at, kind=a.kind, subject=a.subject, words=a.words)
+                for a in audits[:_DEFAULT_AUDITS]
+            ],
+        )
+
+    async def order(self, orders: Sequence[router_pb2.RolloutOrder]) -> int:
+        """Puts what is said into the ledger, whose writer carries it out. Raises InvalidRequestError."""
+        facts = await self._parts.replicas.facts()
+        wrong = [
+            violation
+            for index, order in enumerate(orders)
+            for violation in _wrong_order(f"orders[{index}]", order, self._parts.namer.types, facts.drafters)
+        ]
+        if wrong or not orders:
+            raise InvalidRequestError(wrong or [FieldViolation("orders", "none; expected at least one")])
+        policy, available = self._parts.policy, dict.fromkeys(facts.drafters, True)
+        new = [
+            Order(
+                0,
+                _SAID[order.action],
+                order.task,
+                order.drafter or policy.usual_drafter(order.task, available),
+                order.share if order.HasField("share") else 1.0,
+                order.note,
+                time.time(),
+            )
+            for order in orders
+        ]
+        words = ", ".join(f"{order.said.value} {order.task}/{order.drafter}" for order in new)
+        await self._write(ORDERS, lambda document: with_orders(document, new), "rollout", words)
+        return len(new)
+
+    async def _write(self, name: str, change: Callable[[str], str], subject: str, words: str) -> str:
+        """The document as changed; written only over what it was made from."""
+        current = self._parts.memory.documents.get(name, "")
         audit = Audit(time.time(), "rule", subject, words, {})
         for _ in range(_ATTEMPTS):
-            wanted = change(Rules.parse(current))
+            wanted = change(current)
             try:
-                written, current = await self._writer.put_document("rules", current, wanted.document(), audit)
+                written, current = await self._writer.put_document(name, current, wanted, audit)
             except OSError as error:
-                raise PeerLostError(f"the ledger, which keeps the rules, is away: {error}") from error
+                raise PeerLostError(f"the ledger, which keeps it, is away: {error}") from error
             if written:
-                self._parts.memory.documents["rules"] = current
-                self._parts.policy.learn({"rules": current})
-                return wanted
-        raise PeerLostError("the rules are being changed by others; try again")
+                self._parts.memory.documents[name] = current
+                return current
+        raise PeerLostError(f"the {name.replace('_', ' ')} are being changed by others; try again")
+
+    async def _change(self, change: Callable[[Rules], Rules], subject: str, words: str) -> Rules:
+        """Written only over what it was made from: two operators at two routers do not undo each other."""
+        document = await self._write(
+            "rules", lambda current: change(Rules.parse(current)).document(), subject, words
+        )
+        self._parts.policy.learn({"rules": document})
+        return Rules.parse(document)
 
     def _guard(self, task: str, drafter: str) -> router_pb2.GuardStatus:
         verdict = self._parts.policy.verdicts[task, drafter]
@@ -105,6 +178,25 @@ class PolicyDesk:
             acceptance=int(row[AT["accepted"]]) / drafted if drafted else None,
             requests=int(row[AT["spec_requests"]]),
         )
+
+
+def _wrong_order(
+    path: str, order: router_pb2.RolloutOrder, task_types: Sequence[str], drafters: Collection[str]
+) -> Iterator[FieldViolation]:
+    if order.action not in _SAID:
+        yield FieldViolation(
+            f"{path}.action", f"{order.action}; expected passed, failed, set, allow, stop or clear"
+        )
+    if order.task not in (*task_types, "unsure"):
+        yield FieldViolation(
+            f"{path}.task", f"{order.task!r}; expected one of {', '.join(task_types)}, unsure"
+        )
+    if order.drafter and order.drafter not in drafters:
+        yield FieldViolation(
+            f"{path}.drafter", f"{order.drafter!r}; expected one of {', '.join(sorted(drafters))}"
+        )
+    if order.HasField("share") and not 0 <= order.share <= 1:
+        yield FieldViolation(f"{path}.share", f"{order.share:g}; expected 0 to 1")
 
 
 def _wrong(rule: router_pb2.PolicyRule, task_types: Sequence[str]) -> Iterator[FieldViolation]:

@@ -98,6 +98,20 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         rules, removed = await self._desk.remove(request)
         return router_pb2.RemovePolicyRuleResponse(rules=rules, removed=removed)
 
+    async def GetRollout(  # noqa: N802
+        self, request: router_pb2.GetRolloutRequest, context: object
+    ) -> router_pb2.GetRolloutResponse:
+        """See router.proto."""
+        _refuse_unknown(request)
+        return await self._desk.rollout()
+
+    async def SetRollout(  # noqa: N802
+        self, request: router_pb2.SetRolloutRequest, context: object
+    ) -> router_pb2.SetRolloutResponse:
+        """See router.proto. UNAVAILABLE while the ledger is away."""
+        _refuse_unknown(request)
+        return router_pb2.SetRolloutResponse(orders=await self._desk.order(request.orders))
+
 
 def _refuse_unknown(request: Message) -> None:
     violations = list(unknown_field_violations(request))

@@ -48,6 +48,46 @@ POLICY_ACTION_FORBID: PolicyAction.ValueType  # 3
 """Never choose the drafter."""
 Global___PolicyAction: _TypeAlias = PolicyAction  # noqa: Y015
 
+class _RolloutAction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RolloutActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RolloutAction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROLLOUT_ACTION_UNSPECIFIED: _RolloutAction.ValueType  # 0
+    """Never sent."""
+    ROLLOUT_ACTION_PASSED: _RolloutAction.ValueType  # 1
+    """A check passed: begin with the first step, unless it is on its way."""
+    ROLLOUT_ACTION_FAILED: _RolloutAction.ValueType  # 2
+    """A check failed: keep it out."""
+    ROLLOUT_ACTION_SET: _RolloutAction.ValueType  # 3
+    """Go on from a share."""
+    ROLLOUT_ACTION_ALLOW: _RolloutAction.ValueType  # 4
+    """A share, whatever is measured."""
+    ROLLOUT_ACTION_STOP: _RolloutAction.ValueType  # 5
+    """None."""
+    ROLLOUT_ACTION_CLEAR: _RolloutAction.ValueType  # 6
+    """As if never checked."""
+
+class RolloutAction(_RolloutAction, metaclass=_RolloutActionEnumTypeWrapper):
+    """What is said of a rollout."""
+
+ROLLOUT_ACTION_UNSPECIFIED: RolloutAction.ValueType  # 0
+"""Never sent."""
+ROLLOUT_ACTION_PASSED: RolloutAction.ValueType  # 1
+"""A check passed: begin with the first step, unless it is on its way."""
+ROLLOUT_ACTION_FAILED: RolloutAction.ValueType  # 2
+"""A check failed: keep it out."""
+ROLLOUT_ACTION_SET: RolloutAction.ValueType  # 3
+"""Go on from a share."""
+ROLLOUT_ACTION_ALLOW: RolloutAction.ValueType  # 4
+"""A share, whatever is measured."""
+ROLLOUT_ACTION_STOP: RolloutAction.ValueType  # 5
+"""None."""
+ROLLOUT_ACTION_CLEAR: RolloutAction.ValueType  # 6
+"""As if never checked."""
+Global___RolloutAction: _TypeAlias = RolloutAction  # noqa: Y015
+
 @_typing.final
 class ChatMessage(_message.Message):
     """One turn of a conversation."""
@@ -1096,3 +1136,194 @@ class RemovePolicyRuleResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemovePolicyRuleResponse: _TypeAlias = RemovePolicyRuleResponse  # noqa: Y015
+
+@_typing.final
+class GetRolloutRequest(_message.Message):
+    """Nothing to say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRolloutRequest: _TypeAlias = GetRolloutRequest  # noqa: Y015
+
+@_typing.final
+class GetRolloutResponse(_message.Message):
+    """The rollouts as they stand."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLLOUTS_FIELD_NUMBER: _builtins.int
+    GATED_FIELD_NUMBER: _builtins.int
+    AUDIT_FIELD_NUMBER: _builtins.int
+    gated: _builtins.bool
+    """Whether a type of task has to be let in before it speculates (router.rollout.gate)."""
+    @_builtins.property
+    def rollouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RolloutStatus]:
+        """Those of which a check or an operator has said something."""
+
+    @_builtins.property
+    def audit(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditRecord]:
+        """What moved, newest first."""
+
+    def __init__(
+        self,
+        *,
+        rollouts: _abc.Iterable[Global___RolloutStatus] | None = ...,
+        gated: _builtins.bool = ...,
+        audit: _abc.Iterable[Global___AuditRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "gated", b"gated", "rollouts", b"rollouts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRolloutResponse: _TypeAlias = GetRolloutResponse  # noqa: Y015
+
+@_typing.final
+class RolloutStatus(_message.Message):
+    """How far one type of task is rolled out with one drafter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    DRAFTER_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    WINDOW_REQUESTS_FIELD_NUMBER: _builtins.int
+    PLAIN_REQUESTS_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    """Type of task."""
+    drafter: _builtins.str
+    """Drafter."""
+    stage: _builtins.str
+    """unchecked, canary, full, stopped or override."""
+    share: _builtins.float
+    """Share of its requests that may speculate."""
+    since: _builtins.float
+    """Unix time of the last move."""
+    reason: _builtins.str
+    """Why, in words."""
+    windows: _builtins.int
+    """Windows that were looked at."""
+    window_requests: _builtins.int
+    """Speculative requests of the present window."""
+    plain_requests: _builtins.int
+    """Plain ones to compare with."""
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        drafter: _builtins.str = ...,
+        stage: _builtins.str = ...,
+        share: _builtins.float = ...,
+        since: _builtins.float = ...,
+        reason: _builtins.str = ...,
+        windows: _builtins.int = ...,
+        window_requests: _builtins.int = ...,
+        plain_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "plain_requests", b"plain_requests", "reason", b"reason", "share", b"share", "since", b"since", "stage", b"stage", "task", b"task", "window_requests", b"window_requests", "windows", b"windows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RolloutStatus: _TypeAlias = RolloutStatus  # noqa: Y015
+
+@_typing.final
+class RolloutOrder(_message.Message):
+    """What to say of one type of task."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    DRAFTER_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    """Type of task."""
+    drafter: _builtins.str
+    """Drafter; empty: the one that automatic mode would take."""
+    action: Global___RolloutAction.ValueType
+    """What is said."""
+    share: _builtins.float
+    """Share, 0 to 1; with SET and ALLOW only."""
+    note: _builtins.str
+    """Why, for people."""
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        drafter: _builtins.str = ...,
+        action: Global___RolloutAction.ValueType = ...,
+        share: _builtins.float | None = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_share", b"_share", "share", b"share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_share", b"_share", "action", b"action", "drafter", b"drafter", "note", b"note", "share", b"share", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__share: _TypeAlias = _typing.Literal["share"]  # noqa: Y015
+    _WhichOneofArgType__share: _TypeAlias = _typing.Literal["_share", b"_share"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__share) -> _WhichOneofReturnType__share | None: ...
+
+Global___RolloutOrder: _TypeAlias = RolloutOrder  # noqa: Y015
+
+@_typing.final
+class SetRolloutRequest(_message.Message):
+    """Things to say, all at once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def orders(self) -> _containers.RepeatedCompositeFieldContainer[Global___RolloutOrder]:
+        """At least one."""
+
+    def __init__(
+        self,
+        *,
+        orders: _abc.Iterable[Global___RolloutOrder] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["orders", b"orders"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRolloutRequest: _TypeAlias = SetRolloutRequest  # noqa: Y015
+
+@_typing.final
+class SetRolloutResponse(_message.Message):
+    """Taken; they are carried out within seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDERS_FIELD_NUMBER: _builtins.int
+    orders: _builtins.int
+    """How many."""
+    def __init__(
+        self,
+        *,
+        orders: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["orders", b"orders"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRolloutResponse: _TypeAlias = SetRolloutResponse  # noqa: Y015

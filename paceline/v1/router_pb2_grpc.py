@@ -65,6 +65,16 @@ class RouterServiceStub(object):
                 request_serializer=paceline_dot_v1_dot_router__pb2.RemovePolicyRuleRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_router__pb2.RemovePolicyRuleResponse.FromString,
                 _registered_method=True)
+        self.GetRollout = channel.unary_unary(
+                '/paceline.v1.RouterService/GetRollout',
+                request_serializer=paceline_dot_v1_dot_router__pb2.GetRolloutRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_router__pb2.GetRolloutResponse.FromString,
+                _registered_method=True)
+        self.SetRollout = channel.unary_unary(
+                '/paceline.v1.RouterService/SetRollout',
+                request_serializer=paceline_dot_v1_dot_router__pb2.SetRolloutRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_router__pb2.SetRolloutResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer(object):
@@ -113,6 +123,20 @@ class RouterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRollout(self, request, context):
+        """How far speculation is rolled out, by type of task and drafter.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRollout(self, request, context):
+        """Says what a check found, or what an operator wants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +169,16 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.RemovePolicyRule,
                     request_deserializer=paceline_dot_v1_dot_router__pb2.RemovePolicyRuleRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_router__pb2.RemovePolicyRuleResponse.SerializeToString,
+            ),
+            'GetRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRollout,
+                    request_deserializer=paceline_dot_v1_dot_router__pb2.GetRolloutRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_router__pb2.GetRolloutResponse.SerializeToString,
+            ),
+            'SetRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRollout,
+                    request_deserializer=paceline_dot_v1_dot_router__pb2.SetRolloutRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_router__pb2.SetRolloutResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,6 +344,60 @@ class RouterService(object):
             '/paceline.v1.RouterService/RemovePolicyRule',
             paceline_dot_v1_dot_router__pb2.RemovePolicyRuleRequest.SerializeToString,
             paceline_dot_v1_dot_router__pb2.RemovePolicyRuleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.RouterService/GetRollout',
+            paceline_dot_v1_dot_router__pb2.GetRolloutRequest.SerializeToString,
+            paceline_dot_v1_dot_router__pb2.GetRolloutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.RouterService/SetRollout',
+            paceline_dot_v1_dot_router__pb2.SetRolloutRequest.SerializeToString,
+            paceline_dot_v1_dot_router__pb2.SetRolloutResponse.FromString,
             options,
             channel_credentials,
             insecure,

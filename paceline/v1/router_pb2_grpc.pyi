@@ -45,6 +45,10 @@ class RouterServiceStub:
     """Adds a rule of an operator, or replaces the one of the same scope."""
     RemovePolicyRule: _grpc.UnaryUnaryMultiCallable[_router_pb2.RemovePolicyRuleRequest, _router_pb2.RemovePolicyRuleResponse]
     """Takes a rule of an operator away."""
+    GetRollout: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetRolloutRequest, _router_pb2.GetRolloutResponse]
+    """How far speculation is rolled out, by type of task and drafter."""
+    SetRollout: _grpc.UnaryUnaryMultiCallable[_router_pb2.SetRolloutRequest, _router_pb2.SetRolloutResponse]
+    """Says what a check found, or what an operator wants."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -63,6 +67,10 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """Adds a rule of an operator, or replaces the one of the same scope."""
     RemovePolicyRule: _aio.UnaryUnaryMultiCallable[_router_pb2.RemovePolicyRuleRequest, _router_pb2.RemovePolicyRuleResponse]  # type: ignore[assignment]
     """Takes a rule of an operator away."""
+    GetRollout: _aio.UnaryUnaryMultiCallable[_router_pb2.GetRolloutRequest, _router_pb2.GetRolloutResponse]  # type: ignore[assignment]
+    """How far speculation is rolled out, by type of task and drafter."""
+    SetRollout: _aio.UnaryUnaryMultiCallable[_router_pb2.SetRolloutRequest, _router_pb2.SetRolloutResponse]  # type: ignore[assignment]
+    """Says what a check found, or what an operator wants."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """The front door: text in, a stream of text out."""
@@ -114,5 +122,21 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.RemovePolicyRuleResponse, _abc.Awaitable[_router_pb2.RemovePolicyRuleResponse]]:
         """Takes a rule of an operator away."""
+
+    @_abc_1.abstractmethod
+    def GetRollout(
+        self,
+        request: _router_pb2.GetRolloutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.GetRolloutResponse, _abc.Awaitable[_router_pb2.GetRolloutResponse]]:
+        """How far speculation is rolled out, by type of task and drafter."""
+
+    @_abc_1.abstractmethod
+    def SetRollout(
+        self,
+        request: _router_pb2.SetRolloutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.SetRolloutResponse, _abc.Awaitable[_router_pb2.SetRolloutResponse]]:
+        """Says what a check found, or what an operator wants."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -74,6 +74,9 @@ class Judge(Protocol):
     def restore(self, document: str) -> None:
         """Go on from a state that ``step`` gave once."""
 
+    def heard(self, name: str, value: str) -> None:
+        """A document was written, by whomever."""
+
     def observe(self, group: Group, row: Row, bins: Bins) -> None:
         """Sums of one request or several."""
 
@@ -105,6 +108,8 @@ class Keeper:
         for judge in judges:
             if judge.name in self._documents:
                 judge.restore(self._documents[judge.name])
+            for name, value in self._documents.items():
+                judge.heard(name, value)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # What is not on disk yet.
         self._dirty: set[Cell] = set()
@@ -240,6 +245,8 @@ class Keeper:
         self._document_versions[name] = self._version
         self._dirty_documents.add(name)
         self._audits += audits
+        for judge in self._judges:
+            judge.heard(name, value)
 
     def _news(self, since: int) -> News:
         return News(
