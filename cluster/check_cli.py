@@ -31,11 +31,15 @@ def add_check(
     @app.command()
     def check(
         traffic: Annotated[
-            Path,
+            Path | None,
             typer.Argument(
                 help="Requests, one JSON object a line: text, messages or turns; task_type, max_tokens, ..."
             ),
-        ],
+        ] = None,
+        ledger: Annotated[
+            Path | None,
+            typer.Option(help="Instead of a file: what a ledger has seen, speculative against the holdout."),
+        ] = None,
         address: Annotated[
             str, typer.Option("--address", "-a", envvar="PACELINE_ADDRESS", help="host:port of the router.")
         ] = default_address,
@@ -92,13 +96,17 @@ def add_check(
 
             with progress_on(Console(stderr=True, highlight=False)) as say, contextlib.ExitStack() as stack:
                 router, replica = address, verify
+                if (traffic is None) == (ledger is None):
+                    raise ConfigError("give either a file of requests or --ledger")
                 if start:
                     router, replica = stack.enter_context(_started(config, overrides or [], simulate, say))
                 elif config or overrides or simulate:
                     raise ConfigError("--config, --set and --simulate need --start")
                 known = {"sequences": sequences, "device_gb": device_gb, "price": price}
-                found, records = asyncio.run(
-                    checked(
+                checking = (
+                    from_ledger(ledger, router, replica, task or [], known)
+                    if traffic is None
+                    else checked(
                         router,
                         replica,
                         traffic,
@@ -111,18 +119,21 @@ def add_check(
                         known | {"repeats": repeats},
                     )
                 )
+                found, records = asyncio.run(checking)
             _write(report.with_suffix(".html"), html(found))
             _write(report.with_suffix(".json"), as_json(found))
-            _write(report.with_suffix(".jsonl"), "".join(json.dumps(record) + "\n" for record in records))
-            told = record and not start and asyncio.run(tell(address, found))
+            if records:
+                _write(report.with_suffix(".jsonl"), "".join(json.dumps(one) + "\n" for one in records))
+            told = record and not start and traffic is not None and asyncio.run(tell(address, found))
             for line in page_lines(found):
                 typer.echo(line)
             typer.echo("")
             typer.echo(f"page           {report.with_suffix('.html')}")
             typer.echo(f"figures        {report.with_suffix('.json')}")
-            typer.echo(
-                f"records        {report.with_suffix('.jsonl')}: token ids, no text; for `paceline diagnose --records`"
-            )
+            if records:
+                typer.echo(
+                    f"records        {report.with_suffix('.jsonl')}: token ids, no text; for `paceline diagnose --records`"
+                )
             if told:
                 typer.echo(f"told           the router: {told}")
             if not found.holds:
@@ -188,6 +199,47 @@ async def checked(
             traffic=traffic.name,
         )
     return judge(runs.pairs, facts, seconds=time.monotonic() - started), runs.records
+
+
+async def from_ledger(
+    ledger: Path | None, router: str, replica: str, tasks: list[str], known: dict[str, Any]
+) -> "tuple[Check, tuple[dict[str, Any], ...]]":
+    """Judges what a ledger has seen; the server is asked for its memory only, where it is there."""
+    from cluster.check_run import memory_of
+    from cluster.ledger_file import read_ledger
+    from gates.check import Facts
+    from gates.check_ledger import judge_ledger
+    from paceline.client import Client
+    from paceline.errors import PacelineError
+
+    assert ledger is not None, "one of the two is given"
+    found = read_ledger(ledger)
+    rows = [(cell.group, row) for cell, row in found.rows if not tasks or cell.group.task in tasks]
+    groups = [group for group, _ in rows if group.drafter]
+    drafters = sorted({group.drafter for group in groups})
+    facts = Facts(
+        law=", ".join(sorted({group.law for group in groups if group.law})),
+        drafter=", ".join(drafters),
+        traffic=ledger.name,
+        price_per_hour=known["price"],
+    )
+    with contextlib.suppress(PacelineError):
+        memory, apart, slots = await memory_of(replica, drafters[0] if len(drafters) == 1 else "")
+        if memory is not None and known["device_gb"]:
+            memory = dataclasses.replace(memory, device_bytes=known["device_gb"] * 1e9)
+        async with Client(router) as client:
+            model = (await client.server_info()).model
+        facts = dataclasses.replace(
+            facts,
+            memory=memory,
+            drafter_apart=apart,
+            sequences=known["sequences"] or slots,
+            model=model.name,
+            precision=model.dtype,
+            device=model.device,
+            numerics=model.numerics,
+        )
+    return judge_ledger(rows, found.documents.get("holdout", "[]"), facts), ()
 
 
 async def tell(address: str, found: "Check") -> str:

@@ -30,7 +30,7 @@ def conclusion(check: Check) -> str:
     if not check.requests:
         return "NO: nothing was measured."
     if not check.same_output:
-        return f"NO: {check.requests - check.same} of {check.requests} outputs differ from plain decoding. Do not roll out; report it."
+        return f"NO: {check.num_compared - check.same} of {check.num_compared} outputs differ from plain decoding. Do not roll out; report it."
     failed = [gate.name for gate in gates(check) if gate.verdict is Verdict.NO]
     unshown = [gate.name for gate in gates(check) if gate.verdict is Verdict.OPEN]
     words = []
@@ -69,7 +69,7 @@ def gates(check: Check) -> tuple[Gate, Gate, Gate]:
 def facts(check: Check) -> Iterator[tuple[str, str]]:
     """Name and value of what was checked."""
     known = check.facts
-    yield "target", f"{known.model}, {known.precision} on {known.device}"
+    yield "target", f"{known.model}, {known.precision} on {known.device}" if known.model else "not asked"
     yield (
         "drafter",
         f"{known.drafter} ({known.drafter_version or 'version not said'}), "
@@ -85,9 +85,17 @@ def facts(check: Check) -> Iterator[tuple[str, str]]:
         ),
     )
     yield "numerics", known.numerics
-    yield "same output", f"{check.same} of {check.requests} requests, token by token"
-    yield "short outputs", f"{check.short:.0%} under {SHORT_OUTPUT} tokens"
-    yield "traffic", f"{known.traffic}; {check.requests} requests both ways, {known.load} at a time"
+    yield (
+        "same output",
+        f"{check.same} of {check.num_compared} requests, token by token"
+        if check.num_compared
+        else "not compared",
+    )
+    if check.num_compared:
+        yield "short outputs", f"{check.short:.0%} under {SHORT_OUTPUT} tokens"
+        yield "traffic", f"{known.traffic}; {check.requests} requests both ways, {known.load} at a time"
+    else:
+        yield "traffic", f"{known.traffic}: {check.requests:,} requests, speculative or plain by lot"
 
 
 def page_lines(check: Check) -> Iterator[str]:
@@ -176,9 +184,10 @@ def _tail(check: Check) -> Gate:
     question = f"is P99 after at most {TAIL_LIMIT:.2f} x P99 before?"
     if gate.total is None:
         return Gate("tail", gate.verdict, question, ("too few requests",))
+    times = f"{gate.before_s:.2f} s -> {gate.after_s:.2f} s, " if gate.before_s else "the worst task's, "
     words = [
         (
-            f"whole request: {gate.before_s:.2f} s -> {gate.after_s:.2f} s, ratio {_interval(gate.total)}; the upper bound must "
+            f"whole request: {times}ratio {_interval(gate.total)}; the upper bound must "
             f"not exceed {TAIL_LIMIT:.2f}"
         )
     ]

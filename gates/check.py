@@ -137,12 +137,19 @@ class Check:
     blocks: Mapping[tuple[int, bool], int]
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    compared: int | None = None
+    """Outputs that could be compared; None: of all requests."""
+
+    @property
+    def num_compared(self) -> int:
+        """Outputs that were compared."""
+        return self.requests if self.compared is None else self.compared
 
     @property
     def same_output(self) -> bool:
         """Whether outputs are as the law promises: token by token under the coupled one, with numerics that allow it."""
         promised = self.facts.law == "coupled" and self.facts.numerics == "deterministic"
-        return self.same == self.requests or not promised
+        return self.same == self.num_compared or not promised
 
     @property
     def holds(self) -> bool:
@@ -165,8 +172,8 @@ def judge(pairs: Sequence[PairOfRuns], facts: Facts, *, seconds: float = 0.0) ->
         facts=facts,
         requests=len(pairs),
         same=sum(pair.same for pair in pairs),
-        memory=_memory(facts, lengths, speed, _tokens_s(pairs)),
-        acceptance=_all(task.acceptance for task in tasks if task.requests >= FEWEST),
+        memory=memory_gate(facts, lengths, speed, _tokens_s(pairs)),
+        acceptance=all_of(task.acceptance for task in tasks if task.requests >= FEWEST),
         tail=_tail(pairs),
         speed=speed,
         tasks=tasks,
@@ -180,7 +187,8 @@ def judge(pairs: Sequence[PairOfRuns], facts: Facts, *, seconds: float = 0.0) ->
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
-def _memory(facts: Facts, lengths: Sequence[int], speed: Estimate | None, tokens_s: float) -> MemoryGate:
+def memory_gate(facts: Facts, lengths: Sequence[int], speed: Estimate | None, tokens_s: float) -> MemoryGate:
+    """Arithmetic, at the P99 of ``lengths``; ``tokens_s``: of one plain sequence."""
     length = math.ceil(np.quantile(lengths, 0.99, method="higher")) if lengths else 0
     known, sequences = facts.memory, facts.sequences
     if known is None or not known.device_bytes or not length:
@@ -232,8 +240,8 @@ def _task(name: str, pairs: Sequence[PairOfRuns]) -> TaskCheck:
     needed = GOLDEN_ACCEPTANCE if measured is None else measured
     speed, tail = _speed(pairs), _tail_of(pairs, "total_ns")
     rounds = max(1, int(row[AT["spec_rounds"]]))
-    acceptance = _above(share, needed) if len(pairs) >= FEWEST else Verdict.OPEN
-    verdict, words = _worth_it(len(pairs), acceptance, speed, tail)
+    acceptance = above(share, needed) if len(pairs) >= FEWEST else Verdict.OPEN
+    verdict, words = worth_it(len(pairs), acceptance, speed, tail)
     return TaskCheck(
         task=name,
         requests=len(pairs),
@@ -258,7 +266,8 @@ def _break_even(row: Row, plain: Sequence[Row]) -> float | None:
     return break_even(row, decode_s / tokens)
 
 
-def _above(share: Estimate | None, needed: float) -> Verdict:
+def above(share: Estimate | None, needed: float) -> Verdict:
+    """Whether a share is surely above, or surely under, what is needed."""
     if share is None:
         return Verdict.OPEN
     if share.low >= needed:
@@ -266,7 +275,7 @@ def _above(share: Estimate | None, needed: float) -> Verdict:
     return Verdict.NO if share.high < needed else Verdict.OPEN
 
 
-def _worth_it(
+def worth_it(
     requests: int, acceptance: Verdict, speed: Estimate | None, tail: Estimate | None
 ) -> tuple[Verdict, str]:
     """Whether to speculate for a task: its speed decides, acceptance explains."""
@@ -364,7 +373,8 @@ def _short(pairs: Sequence[PairOfRuns]) -> float:
     return sum(_count(pair.plain, "output_tokens") < SHORT_OUTPUT for pair in pairs) / max(1, len(pairs))
 
 
-def _all(verdicts: Iterable[Verdict]) -> Verdict:
+def all_of(verdicts: Iterable[Verdict]) -> Verdict:
+    """Yes where all say yes, no where one says no; open without any."""
     found = list(verdicts)
     if not found:
         return Verdict.OPEN

@@ -89,7 +89,7 @@ class Holdout:
         alpha = ALPHA / 2
         for task, arm, metric in sorted(self._counts):
             plain = self._counts.get((task, Arm.HOLDOUT.value, metric))
-            if arm != Arm.AUTO.value or plain is None:
+            if arm != Arm.AUTO.value or plain is None or metric not in METRICS:
                 continue
             speculative = self._counts[task, arm, metric]
             requests = sum(speculative.values()), sum(plain.values())

@@ -22,7 +22,7 @@ def record(
     main = max(rows, key=lambda batch: int(rows[batch][AT["rounds"]]), default="1")
     row = rows.setdefault(main, no_sums())
     _add_request(row, accepted, tally, timings, output_tokens=output_tokens, failed=failed)
-    bins = {} if failed else _bins(tally, timings, output_tokens)
+    bins = {} if failed else _bins(tally, timings, len(accepted.prompt_ids), output_tokens)
     for batch, one in rows.items():
         memory.add(_group(accepted, batch), one, bins if batch == main else {})
 
@@ -56,8 +56,12 @@ def _add_request(
         add_speed(row, output_tokens - 1, timings.decode_s)
 
 
-def _bins(tally: Tally, timings: Timings, output_tokens: int) -> dict[tuple[str, int], int]:
+def _bins(
+    tally: Tally, timings: Timings, prompt_tokens: int, output_tokens: int
+) -> dict[tuple[str, int], int]:
     times = {"ttft": timings.time_to_first_token_s, "total": timings.total_s}
     if output_tokens > 1:
         times |= {"gap": timings.decode_s / (output_tokens - 1), "pause": tally.longest_pause_s}
+    # Lengths in the same bins, a token as a millisecond: what a memory budget is to be made for.
+    times["length"] = 1e-3 * (prompt_tokens + output_tokens)
     return {(metric, bin_of(seconds)): 1 for metric, seconds in times.items()}

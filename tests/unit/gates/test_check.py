@@ -12,6 +12,7 @@ from cluster.check_words import advice, conclusion, page_lines
 from gates.bootstrap import ratio_of_quantiles, ratio_of_sums
 from gates.capacity import Memory
 from gates.check import Facts, PairOfRuns, Verdict, judge
+from gates.check_ledger import judge_ledger
 from gates.evidence import from_record
 from gates.traffic import read_traffic, spread
 
@@ -218,3 +219,22 @@ def test_traffic_comes_in_several_shapes():
     with pytest.raises(ValueError, match="line 1: no prompt"):
         read_traffic(["{}"])
     assert [asked.key for asked in spread([first, second, third, first], 2)] == [first.key, third.key]
+
+
+def test_a_ledger_is_judged_by_its_own_bounds():
+    """What the canary's or the holdout's lot parted: the good one passes acceptance, the slow one does not; P99 of 400 is not shown."""
+    from planted import planted
+
+    verdict = {}
+    for name in ("healthy", "slow"):
+        world = planted(name)
+        rows = [(group, row) for group, _, row in world.rows()]
+        holdout = [*json.loads(world.holdout()), ["code", "auto", "length", [[600, 400]]]]
+        check = judge_ledger(rows, json.dumps(holdout), FACTS)
+        verdict[name] = check.acceptance
+        assert check.tail.verdict is Verdict.OPEN
+        assert check.memory.length > 100
+        assert not check.holds
+        assert max(map(len, page_lines(check))) <= 80
+        assert html(check)
+    assert verdict == {"healthy": Verdict.YES, "slow": Verdict.NO}
