@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cluster.diagnose_words import histogram_lines
 from gates.bimodal import shape_of
 from gates.bootstrap import Estimate
-from gates.check import GOLDEN_ACCEPTANCE, SHORT_OUTPUT, TAIL_LIMIT, Check, TaskCheck, Verdict
+from gates.check import FEWEST, GOLDEN_ACCEPTANCE, SHORT_OUTPUT, TAIL_LIMIT, Check, TaskCheck, Verdict
 
 WIDTH = 80
 _DO = {Verdict.YES: "speculate", Verdict.NO: "plain", Verdict.OPEN: "plain (open)"}
@@ -164,7 +164,7 @@ def _memory(check: Check) -> Gate:
 def _acceptance(check: Check) -> Gate:
     question = "is enough of what is drafted accepted, for each task?"
     by_verdict = {
-        verdict: [task.task for task in check.tasks if task.acceptance is verdict and task.requests >= 6]
+        verdict: [task.task for task in check.tasks if task.acceptance is verdict and task.requests >= FEWEST]
         for verdict in Verdict
     }
     words = []
@@ -175,6 +175,13 @@ def _acceptance(check: Check) -> Gate:
     if by_verdict[Verdict.OPEN]:
         words.append(
             f"break-even lies within the interval, or nothing was drafted: {', '.join(by_verdict[Verdict.OPEN])}"
+        )
+    judged = [task for task in check.tasks if task.requests >= FEWEST and task.share is not None]
+    golden = [task.task for task in judged if task.share is not None and task.share.low >= GOLDEN_ACCEPTANCE]
+    if any(task.measured for task in judged):
+        words.append(
+            f"surely above {GOLDEN_ACCEPTANCE:.2f}, the figure often quoted: {', '.join(golden) or 'none'} (it decides only "
+            "where break-even could not be measured)"
         )
     return Gate("acceptance", check.acceptance, question, tuple(words) or ("no task has enough requests",))
 

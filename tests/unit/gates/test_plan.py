@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from planted import planted
 from typer.testing import CliRunner
 
 from cluster.cli import app
@@ -10,6 +11,8 @@ from cluster.plan_words import plan_lines, plan_picture
 from gates.capacity import Memory
 from gates.plan import Scenario, plan
 from paceline.simulation import DeviceCost
+from router.ledger.book import Cell
+from router.ledger.store import Store
 
 VERIFY, DRAFT = DeviceCost(0.028, 64, 0.0), DeviceCost(0.006, 64, 0.0)
 
@@ -81,6 +84,25 @@ def test_the_command_prints_80_columns_draws_and_speaks_json(tmp_path):
     told = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
     assert told["best_k"] == 4
     assert len(told["depths"]) == 9
+
+
+def test_acceptance_is_taken_from_a_ledger(tmp_path):
+    """By position, of one task and drafter; a task of which nothing is known is said to be so."""
+    world, path = planted("healthy"), tmp_path / "ledger.sqlite"
+    store = Store.opened(str(path))
+    cells = {}
+    for group, at, row in world.rows():
+        cell = Cell(group, 3600, int(at))
+        cells[cell] = cells[cell] + row if cell in cells else row
+    store.write(cells.items())
+    store.close()
+    arguments = ["plan", "--ledger", str(path), "--draft-ms", "6", "--verify-ms", "28", "--json"]
+    told = json.loads(CliRunner().invoke(app, [*arguments, "--task", "code", "--drafter", "model"]).output)
+    assert told["scenario"]["acceptance"] == pytest.approx([0.8] * 4, abs=0.03)
+    assert told["best_k"] == 4
+    unknown = CliRunner().invoke(app, [*arguments, "--task", "poetry"])
+    assert unknown.exit_code == 2
+    assert "too few rounds" in unknown.output
 
 
 @pytest.mark.parametrize(
