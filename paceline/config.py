@@ -128,6 +128,36 @@ def _port_unless_said(port: int) -> BeforeValidator:
     return BeforeValidator(lambda value: {"port": port} | value if isinstance(value, dict) else value)
 
 
+class RecordsConfig(Section):
+    """Files about what was served (``paceline.records``), one JSON object a line."""
+
+    dir: str = ""
+    """Directory of the files. Empty: nothing is recorded."""
+    token_ids: bool = False
+    """Prompts and outputs as token ids, too: what a replay needs. Without it nothing of a text is in the files."""
+    parquet: bool = False
+    """Each finished file as Parquet, too (the extra ``parquet``)."""
+    file_mb: Annotated[float, Field(gt=0)] = 64.0
+    """A new file is begun at so many megabytes."""
+    files: Annotated[int, Field(ge=1)] = 16
+    """So many of the newest files stay, those of earlier runs among them."""
+    queue: Annotated[int, Field(ge=1)] = 1024
+    """Records that may wait to be written; more are dropped, and counted."""
+
+
+class ScoresConfig(RecordsConfig):
+    """Drafters held against committed texts in idle time (``draft_service.self_scoring``); off without ``dir``."""
+
+    drafters: tuple[str, ...] = ()
+    """Those that are scored; empty: all but cascades, which decide by time."""
+    k: Annotated[int, Field(ge=1, le=64)] = 8
+    """Guesses in a block."""
+    backlog: Annotated[int, Field(ge=1)] = 200_000
+    """Tokens of texts that may wait for each thread; texts beyond are dropped, and counted."""
+    while_serving: bool = False
+    """Also between the questions of open sequences, where drafters have a device of their own; else only while none is open."""
+
+
 class VerifyConfig(Section):
     """The verify tier."""
 
@@ -163,6 +193,8 @@ class VerifyConfig(Section):
     """Whether a drafter's work slows the target's down. ``auto``: on the same machine, and both on its CPU or the same GPU."""
     stall_s: Annotated[float, Field(gt=0)] = 30.0
     """Health turns NOT_SERVING when work waits and no step has finished for so long."""
+    records: RecordsConfig = RecordsConfig()
+    """Every request with its rounds."""
 
 
 class DraftConfig(Section):
@@ -175,6 +207,8 @@ class DraftConfig(Section):
     """Longest sequence that a drafter with memory mirrors."""
     stall_s: Annotated[float, Field(gt=0)] = 30.0
     """Health turns NOT_SERVING when a drafter has been at one batch for so long."""
+    scores: ScoresConfig = ScoresConfig()
+    """Every drafter's acceptance at every position of what was committed."""
     top_m: Annotated[int, Field(ge=1, le=1024)] = DEFAULT_TOP_M
     """Under the laws ratio and block: a drafter draws from so many of its likeliest tokens, and 8 bytes for each go over
     the link for every guess."""

@@ -197,7 +197,7 @@ class LinkClient:
             round=sequence.stats.num_rounds,
             traceparent=spec.trace.to_traceparent() if spec.trace else "",
             law=codec.law_to_pb(sequence.law),
-            scope=_scope(spec.tenant),
+            scope=scope_of(spec.tenant),
             level=lookahead.level,
             fan=lookahead.fan,
         )
@@ -239,7 +239,7 @@ async def _drain(outbox: _Outbox) -> AsyncIterator[draft_pb2.LinkRequest]:
         yield request
 
 
-def _scope(tenant: str) -> str:
+def scope_of(tenant: str) -> str:
     """Stands for a tenant on the link: the draft tier keeps tenants apart and need not know their names."""
     return hashlib.sha256(tenant.encode()).hexdigest()[:32]
 

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 import grpc
 
@@ -16,6 +17,7 @@ from paceline.engine import Runner, load_runner
 from paceline.engine.memory import device_bytes, give_back_free_memory, kv_bytes_per_token, weights_bytes
 from paceline.errors import FieldViolation, InvalidRequestError
 from paceline.ranges import MAX_K, sampling_violations
+from paceline.records import RecordWriter
 from paceline.serving.delay_line import DelayLine
 from paceline.serving.host import host_name
 from paceline.serving.server import TierServer
@@ -29,7 +31,9 @@ from verify_service.beside import build_beside
 from verify_service.costs import CostTable, load_or_measure, simulated_table
 from verify_service.engine import Engine
 from verify_service.link_client import LinkClient, LinkEvents
+from verify_service.recording import Recording, open_records
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Run
+from verify_service.sequence import Sequence as Decoding
 from verify_service.spans import DecodeSpans
 
 log = logging.getLogger(__name__)
@@ -37,6 +41,15 @@ log = logging.getLogger(__name__)
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
 _Context = grpc.aio.ServicerContext[verify_pb2.DecodeRequest, verify_pb2.DecodeResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Where requests are recorded, see ``recording``."""
+
+    writer: RecordWriter
+    verify_id: str
+    token_ids: bool
 
 
 class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
@@ -49,12 +62,14 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         telemetry: Telemetry,
         memory: verify_pb2.ModelMemory,
         links: Sequence[LinkClient] = (),
+        records: "Records | None" = None,
     ) -> None:
         self._engine = engine
         self._runner = runner
         self._telemetry = telemetry
         self._memory = memory
         self._links = links
+        self._records = records
 
     async def Decode(self, request: verify_pb2.DecodeRequest, context: _Context) -> None:  # type: ignore[override]  # noqa: N802  # aio also takes a coroutine
         """See verify.proto. Cancelling the call, or its deadline, frees the sequence at the next step."""
@@ -66,10 +81,13 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         events: asyncio.Queue[Event] = asyncio.Queue()
         sequence = self._engine.submit(spec, events.put_nowait)
         spans = DecodeSpans(self._telemetry, parent, spec, sequence.arrived)
+        recording = self._recording(sequence)
         try:
             while True:
                 event = await events.get()
                 spans.see(event)
+                if recording is not None:
+                    recording.see(event)
                 match event:
                     case Failed(error):
                         raise error
@@ -81,6 +99,21 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         finally:
             self._engine.cancel(sequence)
             spans.end(time.monotonic())
+            if recording is not None:
+                recording.end(time.monotonic())
+
+    def _recording(self, sequence: Decoding) -> Recording | None:
+        records = self._records
+        if records is None:
+            return None
+        version, _ = self._engine.state().drafters.get(sequence.spec.plan.drafter, ("", False))
+        return Recording(
+            records.writer,
+            records.verify_id,
+            sequence,
+            token_ids=records.token_ids,
+            drafter_version=version,
+        )
 
     async def GetModelInfo(  # noqa: N802
         self,
@@ -254,6 +287,8 @@ async def create_server(config: PacelineConfig) -> TierServer:
     await asyncio.to_thread(give_back_free_memory)
     verify_id = f"{socket.gethostname()}:{os.getpid()}"
     telemetry = Telemetry.setup(config.telemetry, service_name=names.SERVICE_VERIFY, instance_id=verify_id)
+    writer = open_records(config.verify, verify_id, runner, costs)
+    records = Records(writer, verify_id, config.verify.records.token_ids) if writer is not None else None
     engine = Engine(
         runner, config.verify, loop, costs, build_beside(config.draft, runner.info.tokenizer_fingerprint)
     )
@@ -268,11 +303,11 @@ async def create_server(config: PacelineConfig) -> TierServer:
     shares = _sharing(config.verify.draft_shares_device, runner.info.device, config.model.name)
     links = [LinkClient(endpoint, hello, events, shares) for endpoint in endpoints]
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(
-        VerifyService(engine, runner, telemetry, _memory(config, runner), links), server.grpc_server
+        VerifyService(engine, runner, telemetry, _memory(config, runner), links, records), server.grpc_server
     )
     background = [asyncio.create_task(link.run()) for link in links]
     background.append(asyncio.create_task(_watch(engine, server, config.verify.stall_s)))
-    server.on_stop(_stopper(background, engine, telemetry, lines))
+    server.on_stop(_stopper(background, engine, telemetry, lines, writer))
     engine.start()
     return server
 
@@ -324,7 +359,11 @@ def _endpoints(config: PacelineConfig) -> tuple[list[str], list[DelayLine]]:
 
 
 def _stopper(
-    background: list[asyncio.Task[None]], engine: Engine, telemetry: Telemetry, lines: list[DelayLine]
+    background: list[asyncio.Task[None]],
+    engine: Engine,
+    telemetry: Telemetry,
+    lines: list[DelayLine],
+    writer: RecordWriter | None,
 ) -> Callable[[], Awaitable[None]]:
     async def stop() -> None:
         for task in background:
@@ -333,6 +372,8 @@ def _stopper(
         await asyncio.to_thread(engine.stop)
         for line in lines:
             line.stop()
+        if writer is not None:
+            await asyncio.to_thread(writer.close)
         await asyncio.to_thread(telemetry.shutdown)
 
     return stop
