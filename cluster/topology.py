@@ -170,14 +170,20 @@ def with_free_ports(config: PacelineConfig) -> PacelineConfig:
         section = getattr(config, tier)
         if section.server.port == 0:
             port = _free_run(section.server.host, getattr(config.cluster, tier).replicas, taken)
-            server = section.server.model_copy(update={"port": port})
+            server = section.server.model_copy(update={"port": port, **_any_metrics_port(section.server)})
             update[tier] = section.model_copy(update={"server": server})
     if shares_ledger(config) and config.router.ledger.server.port == 0:
         ledger = config.router.ledger
         port = _free_run(ledger.server.host, 1, taken)
-        ledger = ledger.model_copy(update={"server": ledger.server.model_copy(update={"port": port})})
+        server = ledger.server.model_copy(update={"port": port, **_any_metrics_port(ledger.server)})
+        ledger = ledger.model_copy(update={"server": server})
         update["router"] = update.get("router", config.router).model_copy(update={"ledger": ledger})
     return config.model_copy(update=update)
+
+
+def _any_metrics_port(server: ServerConfig) -> dict[str, int]:
+    """Beside a port that is chosen nobody knows what the port 2000 above is used for."""
+    return {"metrics_port": 0} if server.metrics_port == "auto" else {}
 
 
 def chooses_ports(config: PacelineConfig) -> bool:
@@ -201,6 +207,24 @@ def check_ports(replicas: Sequence[Replica], *, local: bool) -> None:
                 f"{replica.name}: {replica.server.address} is in use (another `paceline up`?); "
                 f"set {replica.tier}.server.port to another port, or to 0 for any free one"
             )
+    _check_metrics_ports(replicas, owner, local=local)
+
+
+def _check_metrics_ports(
+    replicas: Sequence[Replica], owner: dict[tuple[str, int], str], *, local: bool
+) -> None:
+    for replica in replicas:
+        port = replica.server.metrics_on
+        if not port:
+            continue
+        key = (replica.server.host, port)
+        taken = owner.get(key) or ("another program" if local and not _is_free(*key) else "")
+        if taken:
+            raise ConfigError(
+                f"{replica.name}: port {port}, where its /metrics would be, is taken by {taken}; "
+                f'set {replica.tier}.server.metrics_port to another port, to 0 for any free one, or to "off"'
+            )
+        owner[key] = f"{replica.name}'s /metrics"
 
 
 def available_cores() -> int:
@@ -237,7 +261,14 @@ def _servers(server: ServerConfig, placement: TierPlacement) -> list[ServerConfi
     last = server.port + placement.replicas - 1
     if last > 65535:
         raise ConfigError(f"port {server.port} and {placement.replicas} replicas: the last port is {last}")
-    return [server.model_copy(update={"port": server.port + index}) for index in range(placement.replicas)]
+    fixed = server.metrics_port if isinstance(server.metrics_port, int) and server.metrics_port else None
+    return [
+        server.model_copy(
+            update={"port": server.port + index}
+            | ({"metrics_port": fixed + index} if fixed is not None else {})
+        )
+        for index in range(placement.replicas)
+    ]
 
 
 def _free_run(host: str, length: int, taken: set[int]) -> int:

@@ -6,12 +6,14 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import grpc
+from prometheus_client.metrics_core import Metric
 
 from draft_service.drafters import AheadDrafter, Drafter, TwoSpeed, build_drafters
+from draft_service.meter import DraftMeter
 from draft_service.mirror import LinkMirrors
 from draft_service.stream import LinkStream
 from draft_service.worker import DraftWorker
@@ -22,6 +24,7 @@ from paceline.model_store import resolve_model_dir
 from paceline.serving.host import host_name
 from paceline.serving.server import TierServer
 from paceline.telemetry import Telemetry, names
+from paceline.telemetry.metrics import Metrics, build_info, counter, gauge, spans_lost
 from paceline.tokenizer import Tokenizer
 from paceline.v1 import draft_pb2 as pb
 from paceline.v1.draft_pb2_grpc import DraftServiceServicer, add_DraftServiceServicer_to_server
@@ -47,13 +50,15 @@ class DraftService(DraftServiceServicer):
         tokenizer_fingerprint: str,
         telemetry: Telemetry,
         clock: Callable[[], float] = time.monotonic,
+        meter: DraftMeter | None = None,
     ) -> None:
         self.draft_id = draft_id
+        self.meter = meter
         self.fates: Counter[Fate] = Counter()
         """Entries that did not apply, by fate; none of them is an error of the request."""
         self._drafters = dict(drafters)
         self._tokenizer_fingerprint = tokenizer_fingerprint
-        self._telemetry = telemetry
+        self.telemetry = telemetry
         self._clock = clock
         # Two threads: a look-up of microseconds must not wait behind a forward of tens of milliseconds.
         slow, quick = _by_speed(drafters)
@@ -83,7 +88,7 @@ class DraftService(DraftServiceServicer):
         for worker in self._workers:
             if not await asyncio.to_thread(worker.stop, _STOP_S):
                 log.warning("a drafter hangs, its thread is left behind", extra={"worker": worker.name})
-        await asyncio.to_thread(self._telemetry.shutdown)
+        await asyncio.to_thread(self.telemetry.shutdown)
 
     @property
     def num_mirrors(self) -> int:
@@ -95,6 +100,11 @@ class DraftService(DraftServiceServicer):
         """Sequences that the drafters hold state for; follows ``num_mirrors`` with the workers' next step."""
         return sum(worker.num_sequences for worker in self._workers)
 
+    @property
+    def num_links(self) -> int:
+        """Verify replicas that are connected."""
+        return len(self._streams)
+
     def busy_s(self) -> float:
         """Longest time that a worker has been at its current step."""
         return max(worker.busy_s() for worker in self._workers)
@@ -104,7 +114,7 @@ class DraftService(DraftServiceServicer):
     ) -> None:
         """See draft.proto."""
         hello = await self._hello(context)
-        stream = LinkStream(telemetry=self._telemetry, clock=self._clock)
+        stream = LinkStream(telemetry=self.telemetry, clock=self._clock, meter=self.meter)
         mirrors = LinkMirrors(
             vocab_size=hello.vocab_size,
             workers=self._worker_of,
@@ -175,14 +185,50 @@ async def create_server(config: PacelineConfig) -> TierServer:
     draft_id = f"draft-{secrets.token_hex(4)}"
     telemetry = Telemetry.setup(config.telemetry, service_name=names.SERVICE_DRAFT, instance_id=draft_id)
     service = DraftService(
-        drafters, draft_id=draft_id, tokenizer_fingerprint=fingerprint, telemetry=telemetry
+        drafters,
+        draft_id=draft_id,
+        tokenizer_fingerprint=fingerprint,
+        telemetry=telemetry,
+        meter=DraftMeter() if config.draft.server.metrics_on is not None else None,
     )
     return serve(service, config.draft)
 
 
+def _metrics(service: DraftService) -> Metrics | None:
+    meter = service.meter
+    if meter is None:
+        return None
+    metrics = Metrics()
+    metrics.add(lambda: [build_info(names.SERVICE_DRAFT, service.draft_id), spans_lost(service.telemetry)])
+    metrics.add(meter.collect)
+    metrics.add(lambda: _state(service))
+    return metrics
+
+
+def _state(service: DraftService) -> Iterator[Metric]:
+    """The tier as it stands."""
+    now: dict[str, tuple[str, float]] = {
+        "paceline_draft_num_running": ("Sequences that are mirrored.", service.num_mirrors),
+        "paceline_draft_sequences": ("Sequences that drafters hold state for.", service.num_sequences),
+        "paceline_draft_links": ("Verify replicas that are connected.", service.num_links),
+        "paceline_draft_busy_seconds": (
+            "For how long a drafter has been at its present batch.",
+            service.busy_s(),
+        ),
+    }
+    for name, (text, value) in now.items():
+        yield gauge(name, text, (), {(): value})
+    yield counter(
+        "paceline_draft_link_entries",
+        "Entries of links that did not apply, by fate; none of them is an error of a request.",
+        ("fate",),
+        {(fate.value,): count for fate, count in list(service.fates.items())},
+    )
+
+
 def serve(service: DraftService, config: DraftConfig) -> TierServer:
     """A server around ``service``, whose threads it starts, watches and ends."""
-    server = TierServer(config.server, services=[SERVICE], section="draft.server")
+    server = TierServer(config.server, services=[SERVICE], section="draft.server", metrics=_metrics(service))
     add_DraftServiceServicer_to_server(service, server.grpc_server)
     service.start()
     watch = asyncio.get_running_loop().create_task(_watch(service, server, config.stall_s))

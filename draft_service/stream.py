@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from draft_service.meter import DraftMeter
 from draft_service.mirror import Ask, LinkMirrors, Mirror, Opening
 from draft_service.news import Answer, Drafted, Refused
 from draft_service.refusal import Refusal, RefusalReason
@@ -43,7 +44,10 @@ class _Guess:
 class LinkStream:
     """See the module. Lives on one event loop; only ``deliver`` may be called from elsewhere."""
 
-    def __init__(self, *, telemetry: Telemetry, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, telemetry: Telemetry, clock: Callable[[], float], meter: DraftMeter | None = None
+    ) -> None:
+        self._meter = meter
         self._telemetry = telemetry
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -176,6 +180,8 @@ class LinkStream:
         now = self._clock()
         for entry in unsent:
             if isinstance(entry, Refusal):
+                if self._meter is not None:
+                    self._meter.refusals[entry.reason.value] += 1
                 message.refusals.add(
                     sequence_id=entry.sequence_id,
                     epoch=entry.epoch,
@@ -199,6 +205,15 @@ class LinkStream:
                 ],
                 assumed_ids=drafted.assumed_ids,
             )
+            if self._meter is not None:
+                self._meter.answered(
+                    mirror.drafter,
+                    len(drafted.token_ids),
+                    draft_s=drafted.draft_s,
+                    queue_s=drafted.started - arrived,
+                    residence_s=now - arrived,
+                    ahead=drafted.pushed,
+                )
             self._record(mirror, drafted, now)
         return message
 

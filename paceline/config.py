@@ -108,6 +108,10 @@ class DrafterConfig(Section):
         return self
 
 
+METRICS_OFFSET = 2000
+LAST_PORT = 65535
+
+
 class ServerConfig(Section):
     """Where a tier listens."""
 
@@ -116,11 +120,24 @@ class ServerConfig(Section):
     """0: any free port."""
     drain_s: Annotated[float, Field(ge=0)] = 10.0
     """On SIGTERM: time for requests in flight before they are cut."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | Literal["auto", "off"] = "auto"
+    """Where ``/metrics`` is, on ``host`` too. ``auto``: ``port`` + 2000, any free port where ``port`` is 0. 0: any free port.
+    ``off``: nothing is counted. Replica i of a tier takes this + i."""
 
     @property
     def address(self) -> str:
         """host:port."""
         return f"{self.host}:{self.port}"
+
+    @property
+    def metrics_on(self) -> int | None:
+        """The port of ``/metrics``, 0 for any free one; None: off."""
+        if self.metrics_port == "off":
+            return None
+        if self.metrics_port != "auto":
+            return self.metrics_port
+        port = self.port + METRICS_OFFSET if self.port else 0
+        return port if port <= LAST_PORT else 0
 
 
 def _port_unless_said(port: int) -> BeforeValidator:

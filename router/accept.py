@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from paceline import codec
 from paceline.config import RouterConfig
@@ -19,6 +20,9 @@ from router.recent import RecentRequests
 from router.replicas import ModelFacts, Replicas
 from router.task_rules import NamedTask, TaskNamer
 from router.validate import budget, concerns_input, field_violations
+
+if TYPE_CHECKING:
+    from router.meter import RequestMeter
 
 _LONG_INPUT_CHARACTERS = 16_384
 """Inputs above this are tokenised beside the event loop: they take milliseconds."""
@@ -44,6 +48,7 @@ class RouterParts:
     memory: Memory
     recent: RecentRequests
     telemetry: Telemetry
+    meter: "RequestMeter | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,11 +47,13 @@ class Generation:
         self._delivered = 0
         self._cached = 0
         self._closed = False
+        self._waits = False
 
     async def run(self) -> None:
         """Stream the answer. Raises the typed error that is the answer instead."""
         if self._trace is not None:
             bind_trace(self._trace)
+        self._wait(waits=True)
         outcome = Outcome.failed("INTERNAL")
         try:
             accepted = await self._accept()
@@ -106,6 +108,7 @@ class Generation:
             async for event in events:
                 match event:
                     case verify_pb2.DecodeAdmitted():
+                        self._wait(waits=False)
                         self._tally.admitted(event.queue_s, time.monotonic())
                         if decode.resumed == 0:
                             self._cached = event.cached_tokens
@@ -217,6 +220,12 @@ class Generation:
             return replace(plan, reason=f"{plan.reason}; no block was verified, so decoding was plain")
         return plan
 
+    def _wait(self, *, waits: bool) -> None:
+        """For the gauge of requests that no verify replica has taken up."""
+        if self._parts.meter is not None and waits is not self._waits:
+            self._waits = waits
+            self._parts.meter.num_waiting += 1 if waits else -1
+
     def _why_cancelled(self) -> str:
         remaining = self._context.time_remaining()
         return "DEADLINE_EXCEEDED" if remaining is not None and remaining <= 0 else "CANCELLED"
@@ -227,6 +236,17 @@ class Generation:
         now = time.monotonic()
         timings, stats = self._tally.timings(now), self._tally.stats
         accepted = self._accepted
+        self._wait(waits=False)
+        if self._parts.meter is not None:
+            self._parts.meter.closed(
+                accepted,
+                outcome,
+                self._tally,
+                timings,
+                output_tokens=self._delivered,
+                resumed=self._decode.resumed if self._decode else 0,
+                trace_id=self._trace_id,
+            )
         if self._trace is not None:
             self._parts.telemetry.record(
                 names.SPAN_GENERATE,

@@ -180,6 +180,10 @@ class Replicas:
             except TimeoutError:
                 raise self._why_none() from None
 
+    def seen(self) -> list["Replica"]:
+        """All of them; from any thread."""
+        return list(self._replicas)
+
     def lost(self, replica: Replica, problem: str) -> None:
         """A call to ``replica`` broke: it is not used until it answers again."""
         if replica.usable:

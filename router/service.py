@@ -13,6 +13,7 @@ from paceline.errors import InvalidRequestError
 from paceline.model_store import resolve_model_dir
 from paceline.serving.server import TierServer
 from paceline.telemetry import names
+from paceline.telemetry.metrics import Metrics, build_info, spans_lost
 from paceline.telemetry.spans import Telemetry
 from paceline.tokenizer import Tokenizer
 from paceline.types import Law
@@ -23,6 +24,7 @@ from router.ledger.keeper import Keeper
 from router.ledger.memory import Memory, OwnKeeper
 from router.ledger.remote import RemoteKeeper
 from router.ledger_set_up import open_keeper
+from router.meter import PolicyGauges, RequestMeter, replica_gauges
 from router.plan import PlanTable
 from router.policy import Policy
 from router.policy_service import PolicyDesk
@@ -44,11 +46,16 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     async def Generate(self, request: router_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802  # aio also takes a coroutine
         """See router.proto. Cancelling the call, or its deadline, ends it in the verify tier too."""
+        meter = self._parts.meter
         self._running += 1
+        if meter is not None:
+            meter.num_running += 1
         try:
             await Generation(self._parts, request, context).run()
         finally:
             self._running -= 1
+            if meter is not None:
+                meter.num_running -= 1
 
     async def GetServerInfo(  # noqa: N802
         self, request: router_pb2.GetServerInfoRequest, context: object
@@ -125,11 +132,8 @@ async def create_server(config: PacelineConfig) -> TierServer:
     settings = config.router
     plans = PlanTable(settings.plans, settings.task_types, Law(settings.law))
     namer = TaskNamer(settings.task_rules, settings.task_types, settings.task_confidence)
-    telemetry = Telemetry.setup(
-        config.telemetry,
-        service_name=names.SERVICE_ROUTER,
-        instance_id=f"{socket.gethostname()}:{os.getpid()}",
-    )
+    router_id = f"{socket.gethostname()}:{os.getpid()}"
+    telemetry = Telemetry.setup(config.telemetry, service_name=names.SERVICE_ROUTER, instance_id=router_id)
     replicas = Replicas(settings.verify_endpoints, tokenizer.fingerprint)
     keeper = None if settings.ledger.endpoint else open_keeper(settings)
     remote = RemoteKeeper(settings.ledger.endpoint) if keeper is None else None
@@ -138,9 +142,11 @@ async def create_server(config: PacelineConfig) -> TierServer:
     memory = Memory(writer)
     policy = Policy(settings, plans, memory)
     recent = RecentRequests(settings.keep_requests)
-    parts = RouterParts(settings, tokenizer, replicas, namer, policy, memory, recent, telemetry)
+    meter = RequestMeter() if settings.server.metrics_on is not None else None
+    parts = RouterParts(settings, tokenizer, replicas, namer, policy, memory, recent, telemetry, meter)
     desk = PolicyDesk(parts, writer, _ledger_in_words(settings.ledger, keeper))
-    server = TierServer(config.router.server, services=[SERVICE], section="router.server")
+    metrics = _metrics(parts, meter, router_id) if meter is not None else None
+    server = TierServer(config.router.server, services=[SERVICE], section="router.server", metrics=metrics)
     router_pb2_grpc.add_RouterServiceServicer_to_server(RouterService(parts, desk), server.grpc_server)
 
     async def stop() -> None:
@@ -158,6 +164,16 @@ async def create_server(config: PacelineConfig) -> TierServer:
     memory.start()
     replicas.start()
     return server
+
+
+def _metrics(parts: RouterParts, meter: RequestMeter, instance: str) -> Metrics:
+    policy = PolicyGauges(lambda: parts.policy.verdicts, parts.memory.documents, parts.config.holdout)
+    metrics = Metrics()
+    metrics.add(lambda: [build_info(names.SERVICE_ROUTER, instance), spans_lost(parts.telemetry)])
+    metrics.add(meter.collect)
+    metrics.add(policy.collect)
+    metrics.add(lambda: replica_gauges(parts.replicas))
+    return metrics
 
 
 def _ledger_in_words(config: LedgerConfig, keeper: Keeper | None) -> str:

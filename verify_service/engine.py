@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from paceline.config import VerifyConfig
 from paceline.engine import Runner
 from paceline.errors import CapacityError, DeadlineError, EngineError, PacelineError, PeerLostError
-from paceline.link import MAX_LEVEL, Lookahead
+from paceline.link import MAX_LEVEL, Fate, Lookahead
 from paceline.types import Mode
 from verify_service.beside import Beside
 from verify_service.block import Block
 from verify_service.controller import Decision
 from verify_service.costs import CostTable
-from verify_service.drafts import Drafts, LinkPort, Offer, Proposal, Refusal
+from verify_service.drafts import Drafts, LinkPort, LinkState, Offer, Proposal, Refusal
+from verify_service.meter import Meter
 from verify_service.scheduler import Scheduler, Work
-from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Sequence
+from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Sequence, State
 from verify_service.steering import Steering
 from verify_service.step import Outcome, run_step, take_blocks, tell_drafters
 
@@ -40,6 +41,7 @@ class EngineState:
     prefix_tokens_asked: int
     prefix_tokens_reused: int
     preemptions: int
+    kv_tokens: int
     drafters: dict[str, tuple[str, bool]]  # name -> version, available
 
 
@@ -53,8 +55,11 @@ class Engine:
         loop: asyncio.AbstractEventLoop,
         costs: CostTable | None = None,
         beside: Beside | None = None,
+        meter: Meter | None = None,
     ) -> None:
+        """``meter`` counts; None: nothing is counted."""
         self._runner = runner
+        self.meter = meter
         self.costs = costs
         self._loop = loop
         self._max_queue = config.max_queue
@@ -109,7 +114,7 @@ class Engine:
 
     def cancel(self, sequence: Sequence) -> None:
         """Nobody waits for the sequence any more; harmless when it ended."""
-        self._post(lambda: self._end(sequence))
+        self._post(lambda: self._cancelled(sequence))
 
     def link_up(self, port: LinkPort, drafters: dict[str, Offer]) -> None:
         """See ``Drafts.link_up``."""
@@ -142,11 +147,20 @@ class Engine:
             prefix_tokens_asked=self._scheduler.slots.tokens_asked,
             prefix_tokens_reused=self._scheduler.slots.tokens_reused,
             preemptions=self._scheduler.num_preempted,
+            kv_tokens=self._runner.kv.num_tokens,
             drafters={
                 name: (version, name in available)
                 for name, version in sorted(dict(self._drafts.known).items())
             },
         )
+
+    def links(self) -> list[LinkState]:
+        """Draft replicas that were ever connected."""
+        return self._drafts.links()
+
+    def fates(self) -> dict[Fate, int]:
+        """Proposals by what became of them."""
+        return dict(self._drafts.fates)
 
     def stalled_s(self) -> float:
         """For how long work has waited without any step finishing; 0 when idle."""
@@ -174,6 +188,8 @@ class Engine:
         self._take_inbox(block=not self._work, until=self._wake_at)
         self._drop_expired()
         self._admit()
+        if self.meter is not None and self._scheduler.num_running > self.meter.peak_running:
+            self.meter.peak_running = self._scheduler.num_running
         self._work, self._wake_at = self._scheduler.next(time.monotonic())
         if self._work:
             self._step(self._work)
@@ -216,6 +232,7 @@ class Engine:
                 else "while it waited for memory"
             )
             self._events.append((sequence, Failed(DeadlineError(f"the caller's deadline passed {where}"))))
+            self._count_end("deadline")
             self._end(sequence)
 
     def _admit(self) -> None:
@@ -239,6 +256,8 @@ class Engine:
         self._scheduler.stepped(work, self._progress_at, self._progress_at - started)
         if not any(item.is_prefill for item in work):
             self._drafts.stepped(self._progress_at - started)
+        if self.meter is not None:
+            self.meter.stepped(work, outcomes, self._progress_at - started)
 
     def _decide(self, outcomes: list[Outcome]) -> Mapping[int, Decision]:
         """How many tokens to draft next."""
@@ -271,6 +290,7 @@ class Engine:
         if outcome.verdict.finish is not None:
             finished = Finished(outcome.verdict.finish, sequence.timings(), sequence.stats)
             self._events.append((sequence, finished))
+            self._count_end(outcome.verdict.finish.value)
             self._scheduler.remove(sequence)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
@@ -279,7 +299,17 @@ class Engine:
             failure.__cause__ = error  # the server's log shows it, the client sees the message above
             error = failure
         self._events.append((sequence, Failed(error)))
+        self._count_end("failed")
         self._end(sequence, keep=False)
+
+    def _cancelled(self, sequence: Sequence) -> None:
+        if sequence.state is not State.ENDED:
+            self._count_end("cancelled")
+        self._end(sequence)
+
+    def _count_end(self, how: str) -> None:
+        if self.meter is not None:
+            self.meter.ended(how)
 
     def _end(self, sequence: Sequence, *, keep: bool = True) -> None:
         self._steering.forget(sequence)
@@ -295,6 +325,7 @@ class Engine:
         self._work, self._wake_at = [], None
         for sequence in list(self._scheduler.sequences()):
             self._events.append((sequence, Failed(error)))
+            self._count_end("failed")
             self._end(sequence, keep=False)
 
     def _deliver(self) -> None:

@@ -24,6 +24,7 @@ from paceline.serving.server import TierServer
 from paceline.simulation import MODEL_NAME, pair_of
 from paceline.telemetry import names
 from paceline.telemetry.context import TraceContext, extract
+from paceline.telemetry.metrics import Metrics, build_info, spans_lost
 from paceline.telemetry.spans import Telemetry
 from paceline.types import Mode
 from paceline.v1 import common_pb2, draft_pb2, verify_pb2, verify_pb2_grpc
@@ -31,6 +32,7 @@ from verify_service.beside import build_beside
 from verify_service.costs import CostTable, load_or_measure, simulated_table
 from verify_service.engine import Engine
 from verify_service.link_client import LinkClient, LinkEvents
+from verify_service.meter import Meter, engine_state
 from verify_service.recording import Recording, open_records
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Run
 from verify_service.sequence import Sequence as Decoding
@@ -289,10 +291,11 @@ async def create_server(config: PacelineConfig) -> TierServer:
     telemetry = Telemetry.setup(config.telemetry, service_name=names.SERVICE_VERIFY, instance_id=verify_id)
     writer = open_records(config.verify, verify_id, runner, costs)
     records = Records(writer, verify_id, config.verify.records.token_ids) if writer is not None else None
-    engine = Engine(
-        runner, config.verify, loop, costs, build_beside(config.draft, runner.info.tokenizer_fingerprint)
-    )
-    server = TierServer(config.verify.server, services=[SERVICE], section="verify.server")
+    meter = Meter() if config.verify.server.metrics_on is not None else None
+    beside = build_beside(config.draft, runner.info.tokenizer_fingerprint)
+    engine = Engine(runner, config.verify, loop, costs, beside, meter)
+    metrics = _metrics(engine, meter, runner, telemetry, verify_id) if meter is not None else None
+    server = TierServer(config.verify.server, services=[SERVICE], section="verify.server", metrics=metrics)
     hello = draft_pb2.LinkHello(
         verify_id=verify_id,
         tokenizer_fingerprint=runner.info.tokenizer_fingerprint,
@@ -310,6 +313,14 @@ async def create_server(config: PacelineConfig) -> TierServer:
     server.on_stop(_stopper(background, engine, telemetry, lines, writer))
     engine.start()
     return server
+
+
+def _metrics(engine: Engine, meter: Meter, runner: Runner, telemetry: Telemetry, instance: str) -> Metrics:
+    metrics = Metrics()
+    metrics.add(lambda: [build_info(names.SERVICE_VERIFY, instance), spans_lost(telemetry)])
+    metrics.add(meter.collect)
+    metrics.add(lambda: engine_state(engine, runner.info))
+    return metrics
 
 
 def _load(config: PacelineConfig) -> Runner:

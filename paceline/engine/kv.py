@@ -67,6 +67,11 @@ class SlotKV:
         """Slots that nobody has."""
         return len(self._free)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all slots that somebody has, or that are kept for reuse; from any thread."""
+        return sum([length for length in self._lengths if length is not None])
+
     def is_idle(self) -> bool:
         """Whether every slot is free again: the balance that must hold when no sequence runs."""
         free = [slot for slot, length in enumerate(self._lengths) if length is None]

@@ -14,6 +14,8 @@ from paceline.serving.channel import MAX_MESSAGE_BYTES
 from paceline.serving.health import HealthService
 from paceline.serving.in_flight import InFlight
 from paceline.serving.interceptors import ErrorInterceptor
+from paceline.serving.metrics import MetricsEndpoint
+from paceline.telemetry.metrics import Metrics
 
 _logger = logging.getLogger(__name__)
 
@@ -45,11 +47,20 @@ class TierServer:
     """A server that is built, started and stopped once. Every method belongs to one event loop.
 
     ``services`` are the full names of what will be added to ``grpc_server`` before ``start``; ``section`` is where the
-    settings come from, for messages.
+    settings come from, for messages. ``metrics`` are served for as long as the server is; None: nothing is.
     """
 
-    def __init__(self, config: ServerConfig, *, services: Sequence[str], section: str = "server") -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        services: Sequence[str],
+        section: str = "server",
+        metrics: Metrics | None = None,
+    ) -> None:
         self._config = config
+        self._metrics = metrics
+        self._endpoint: MetricsEndpoint | None = None
         self._section = section
         self._in_flight = InFlight()
         self._background = InFlight()
@@ -78,6 +89,11 @@ class TierServer:
     def address(self) -> str:
         """host:port, once started."""
         return f"{self._config.host}:{self._port}"
+
+    @property
+    def metrics_address(self) -> str:
+        """host:port of ``/metrics`` once started; empty where it is off."""
+        return self._endpoint.address if self._endpoint is not None else ""
 
     @property
     def draining(self) -> bool:
@@ -111,8 +127,22 @@ class TierServer:
             raise ConfigError(
                 f"{self._section}.host, {self._section}.port: {CANNOT_LISTEN} {self._config.address} (in use, or not of this machine)"
             ) from error
+        self._serve_metrics()
         await self.grpc_server.start()
         self._health.set(self._serving)
+
+    def _serve_metrics(self) -> None:
+        port = self._config.metrics_on
+        if self._metrics is None or port is None:
+            return
+        try:
+            self._endpoint = MetricsEndpoint(self._metrics, self._config.host, port)
+        except OSError as error:
+            raise ConfigError(
+                f"{self._section}.metrics_port: {CANNOT_LISTEN} {self._config.host}:{port} ({error.strerror or error}); "
+                'set it to another port, to 0 for any free one, or to "off"'
+            ) from error
+        _logger.info("metrics", extra={"url": f"http://{self._endpoint.address}/metrics"})
 
     async def wait(self) -> None:
         """Until the server has stopped, whoever stopped it."""
@@ -148,6 +178,8 @@ class TierServer:
                 await self.grpc_server.stop(grace=None)
             await refusing
             await _run(list(reversed(self._stop_callbacks)))
+            if self._endpoint is not None:  # to the end: a drain is when one looks
+                await asyncio.to_thread(self._endpoint.close)
         finally:
             self._stopped.set()
 

@@ -96,6 +96,11 @@ class OtlpSink:
             )
         )
 
+    @property
+    def num_lost(self) -> int:
+        """Spans that no collector took."""
+        return self._exporter.num_lost
+
     def close(self) -> None:
         """Send what is left, but give up after CLOSE_S."""
         self._exporter.give_up_after(CLOSE_S)

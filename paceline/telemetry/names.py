@@ -11,6 +11,7 @@ from typing import Final
 SERVICE_ROUTER: Final = "paceline-router"
 SERVICE_VERIFY: Final = "paceline-verify"
 SERVICE_DRAFT: Final = "paceline-draft"
+SERVICE_LEDGER: Final = "paceline-ledger"
 
 # --- spans ----------------------------------------------------------------------------------------------------------
 

@@ -60,6 +60,11 @@ class Telemetry:
         """Whether spans go anywhere."""
         return self._sink is not None
 
+    @property
+    def num_lost(self) -> int:
+        """Spans that no collector took."""
+        return self._sink.num_lost if self._sink is not None else 0
+
     def new_trace(self, parent: TraceContext | None) -> TraceContext | None:
         """Id of a request's first span; None when the request is not traced.
 

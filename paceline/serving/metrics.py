@@ -1,0 +1,49 @@
+"""The HTTP endpoint that Prometheus scrapes: one a process, answered by threads of its own."""
+
+import socket
+import threading
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from prometheus_client import make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
+
+from paceline.telemetry.metrics import Metrics
+
+_POLL_S = 0.1
+"""How soon the endpoint notices that it is to end."""
+
+
+class _Quiet(WSGIRequestHandler):
+    """A scrape every few seconds is nothing to log."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Nothing."""
+
+
+class MetricsEndpoint:
+    """``GET /metrics``: text, or OpenMetrics with exemplars for those who ask for it."""
+
+    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
+        """Listens from here on. Raises OSError where the address cannot be had."""
+        self._host = host
+
+        class Server(ThreadingWSGIServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        app = make_wsgi_app(metrics.registry)
+        self._server = make_server(host.strip("[]"), port, app, Server, _Quiet)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return f"{self._host}:{self._server.server_port}"
+
+    def close(self) -> None:
+        """Stop answering. Blocks for a tenth of a second."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
