@@ -30,6 +30,9 @@ CreateServer = Callable[[PacelineConfig], Awaitable["TierServer"]]
 RETRY_S = 1.0
 """Between two attempts to come back after a crash."""
 
+HOST_NAME = "PACELINE_HOST_NAME"
+"""Environment variable of a node: the name by which other nodes reach it; without it they use its address."""
+
 logger = logging.getLogger("paceline.cluster")
 
 
@@ -163,6 +166,8 @@ def _advertised(address: str) -> str:
     host, _, port = address.rpartition(":")
     if host not in WILDCARD_HOSTS:
         return address
+    if name := os.environ.get(HOST_NAME):  # outlives the container, which its address need not
+        return f"{name}:{port}"
     import ray
 
     return f"{ray.util.get_node_ip_address()}:{port}"  # type: ignore[no-untyped-call]

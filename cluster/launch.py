@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cluster.actor import TIER_CLASSES, TierSpec
+from cluster.actor import HOST_NAME, TIER_CLASSES, TierSpec
 from cluster.progress import Progress
 from cluster.session import LaunchError, cause, is_alive, ray_module, ray_session, work_directory
 from cluster.topology import (
@@ -298,7 +298,11 @@ def _environment(threads: int) -> dict[str, str]:
     Ray sets OMP_NUM_THREADS=1 itself. Passive waiting: an engine that spins between two steps slows the other tiers
     on the same cores 3-5 times.
     """
-    passed = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ENVIRONMENT)}
+    passed = {
+        key: value
+        for key, value in os.environ.items()
+        if key.startswith(PASSED_ENVIRONMENT) and key != HOST_NAME
+    }
     return passed | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
 
 

@@ -18,6 +18,8 @@ from paceline.model_store import cache_dir
 
 _OPTIONS = ("-O3", "-std=c++17", "-fPIC", "-shared")
 _DISABLE = "PACELINE_NO_COMPILER"
+PREBUILT = "PACELINE_PREBUILT"
+"""Environment variable: a directory of libraries that were compiled beforehand, for images without a compiler."""
 _TIMEOUT_S = 120
 
 
@@ -29,6 +31,10 @@ def load_compiled(source: Path) -> ctypes.CDLL:
     """The library made of ``source``, compiled now if nobody has yet. Raises NotCompiledError."""
     if os.environ.get(_DISABLE):
         raise NotCompiledError(f"{_DISABLE} is set")
+    if (beforehand := os.environ.get(PREBUILT)) and (
+        made := Path(beforehand) / _prebuilt_name(source)
+    ).is_file():
+        return ctypes.CDLL(str(made))
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise NotCompiledError("no C++ compiler at hand")
@@ -48,6 +54,21 @@ def load_compiled(source: Path) -> ctypes.CDLL:
         stderr = getattr(error, "stderr", None) or ""
         first = next((line for line in stderr.splitlines() if "error" in line), str(error))
         raise NotCompiledError(f"{source.name} cannot be compiled: {first.strip()}") from error
+
+
+def prebuild(source: Path, directory: Path) -> Path:
+    """Compile ``source`` into ``directory``, for a machine of the same kind without a compiler."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise NotCompiledError("no C++ compiler at hand")
+    directory.mkdir(parents=True, exist_ok=True)
+    target = directory / _prebuilt_name(source)
+    _compile(compiler, source, target)
+    return target
+
+
+def _prebuilt_name(source: Path) -> str:
+    return f"{source.stem}-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}.so"
 
 
 def _compile(compiler: str, source: Path, target: Path) -> None:

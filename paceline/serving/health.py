@@ -30,6 +30,10 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._serving = serving
         self._wake()
 
+    def is_serving(self) -> bool:
+        """What Check says now; from any thread."""
+        return self._serving
+
     def end_watches(self) -> None:
         """Let every watcher hear the last state, and end its stream."""
         self._ended = True

@@ -1,7 +1,11 @@
-"""The HTTP endpoint that Prometheus scrapes: one a process, answered by threads of its own."""
+"""The HTTP endpoint of a process, answered by threads of its own: ``/metrics`` for Prometheus, ``/healthz`` for who
+starts and stops containers.
+"""
 
 import socket
 import threading
+from collections.abc import Callable, Iterable
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import make_wsgi_app
@@ -21,16 +25,24 @@ class _Quiet(WSGIRequestHandler):
 
 
 class MetricsEndpoint:
-    """``GET /metrics``: text, or OpenMetrics with exemplars for those who ask for it."""
+    """``GET /metrics``: text, or OpenMetrics with exemplars for those who ask for it. ``GET /healthz``: 200 or 503."""
 
-    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
+    def __init__(self, metrics: Metrics, host: str, port: int, is_serving: Callable[[], bool]) -> None:
         """Listens from here on. Raises OSError where the address cannot be had."""
         self._host = host
 
         class Server(ThreadingWSGIServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
-        app = make_wsgi_app(metrics.registry)
+        scraped: Callable[[dict[str, Any], Any], Iterable[bytes]] = make_wsgi_app(metrics.registry)
+
+        def app(environ: dict[str, Any], respond: Any) -> Iterable[bytes]:
+            if environ["PATH_INFO"] != "/healthz":
+                return scraped(environ, respond)
+            well = is_serving()
+            respond("200 OK" if well else "503 Service Unavailable", [("Content-Type", "text/plain")])
+            return [b"SERVING\n" if well else b"NOT_SERVING\n"]
+
         self._server = make_server(host.strip("[]"), port, app, Server, _Quiet)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True

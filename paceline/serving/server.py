@@ -136,7 +136,7 @@ class TierServer:
         if self._metrics is None or port is None:
             return
         try:
-            self._endpoint = MetricsEndpoint(self._metrics, self._config.host, port)
+            self._endpoint = MetricsEndpoint(self._metrics, self._config.host, port, self._health.is_serving)
         except OSError as error:
             raise ConfigError(
                 f"{self._section}.metrics_port: {CANNOT_LISTEN} {self._config.host}:{port} ({error.strerror or error}); "

@@ -43,7 +43,8 @@ class OtlpCollector:
     (a blocking shutdown) still gets an answer.
     """
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
+        self._host = host
         self._port = port
         self._lock = threading.Lock()
         self._spans: list[SeenSpan] = []
@@ -100,10 +101,10 @@ class OtlpCollector:
             options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 * 2**20)),
         )
         add_TraceServiceServicer_to_server(_TraceService(self), server)  # type: ignore[no-untyped-call]
-        self._port = server.add_insecure_port(f"127.0.0.1:{self._port}")
+        self._port = server.add_insecure_port(f"{self._host}:{self._port}")
         server.start()
         self._server = server
-        self.endpoint = f"http://127.0.0.1:{self._port}"
+        self.endpoint = f"http://{self._host}:{self._port}"
         return self
 
     async def __aexit__(

@@ -1,5 +1,7 @@
 """Compiles the native kernels into the cache, once for this source, compiler and processor.
 
+An image that has no compiler brings them along, compiled for a few kinds of processor (``prebuild``).
+
 A plain C interface instead of a Python extension: the compiler takes seconds, not half a minute, and the result
 depends neither on Python nor on torch.
 """
@@ -16,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from paceline.compiled import PREBUILT
 from paceline.errors import PacelineError
 from paceline.model_store import cache_dir
 
@@ -26,6 +29,14 @@ _SOURCES = (_SOURCE, *sorted(_SOURCE.parent.glob("*.h")))
 _OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread")
 _DISABLE = "PACELINE_NO_COMPILER"
 _TIMEOUT_S = 300
+_V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+LEVELS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
+    "avx512-vnni": (("-march=x86-64-v4", "-mavx512vnni"), _V4 | {"avx512_vnni"}),
+    "avx512": (("-march=x86-64-v4",), _V4),
+    "avx2": (("-march=x86-64-v3",), _V3),
+}
+"""Kinds of processor that prebuilt kernels are for, the best first: compiler's options, and flags that it must have."""
 
 
 class NoKernelsError(PacelineError):
@@ -48,8 +59,44 @@ def load_library() -> Library:
     if os.environ.get(_DISABLE):
         raise NoKernelsError(f"{_DISABLE} is set")
     if not _loaded:
-        _loaded.append(Library(_built()))
+        _loaded.append(Library(_prebuilt() or _built()))
     return _loaded[0]
+
+
+def prebuild(directory: Path) -> list[Path]:
+    """Compile for every kind of processor into ``directory``, which an image names in PACELINE_PREBUILT."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise NoKernelsError("no C++ compiler at hand")
+    if platform.machine() != "x86_64":
+        return []  # other processors: torch operations, until somebody measures kernels there
+    directory.mkdir(parents=True, exist_ok=True)
+    made = []
+    for level, (architecture, _) in LEVELS.items():
+        common = [option for option in _OPTIONS if not option.startswith("-march")]
+        fused = "off" if level.startswith("avx512") else "fast"
+        target = directory / _prebuilt_name(level)
+        _compile(compiler, [*common, *architecture, f"-ffp-contract={fused}"], target)
+        made.append(target)
+    return made
+
+
+def _prebuilt() -> Path | None:
+    """What an image brought along for this very source and this processor; None: nothing."""
+    directory = os.environ.get(PREBUILT)
+    if not directory:
+        return None
+    flags = set(_processor().split())
+    for level, (_, needed) in LEVELS.items():
+        path = Path(directory) / _prebuilt_name(level)
+        if needed <= flags and path.exists():
+            return path
+    return None
+
+
+def _prebuilt_name(level: str) -> str:
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in _SOURCES)
+    return f"lean-{level}-{hashlib.sha256(sources.encode()).hexdigest()[:16]}.so"
 
 
 def _built() -> Path:
