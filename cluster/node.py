@@ -25,7 +25,6 @@ FIRST_WORKER_PORT, LAST_WORKER_PORT = 21000, 21999
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum is 75 MiB; nothing of ours goes there
 WAIT_S = 0.25
 END_S = 3.0
-TOKEN_FILE = "RAY_AUTH_TOKEN_PATH"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
