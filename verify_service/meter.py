@@ -39,6 +39,9 @@ class Meter:
         self.depth_reasons: Counter[str] = Counter()
         self.ends: Counter[str] = Counter()
         self.ahead = Sums()
+        for level in ("1", "2"):
+            for result in ("hit", "miss"):
+                self.ahead.add((level, result), 0)
         self.device_s = dict.fromkeys((PLAIN, SPECULATIVE, PREFILL), 0.0)
         self.tokens = dict.fromkeys((PLAIN, SPECULATIVE), 0)
         self.prompt_tokens = 0

@@ -6,8 +6,16 @@ decode > queue, prefill, round > draft, verify      (`draft` comes from the draf
 from paceline.telemetry import names
 from paceline.telemetry.context import TraceContext
 from paceline.telemetry.spans import MAX_ROUND_SPANS, AttributeValue, Telemetry, round_context
-from paceline.types import RoundRecord
+from paceline.types import Law, ProposalOutcome, RoundRecord
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Run
+
+SLOW = 2.0
+"""A round is marked slow that took so many times the mean of the request's rounds before it."""
+FEWEST_ROUNDS = 8
+"""Before there are so many, none is called slow."""
+_FELL_BACK = frozenset(
+    {ProposalOutcome.EMPTY, ProposalOutcome.LATE, ProposalOutcome.UNAVAILABLE, ProposalOutcome.CUT}
+)
 
 
 class DecodeSpans:
@@ -23,6 +31,11 @@ class DecodeSpans:
         self._last = arrived
         self._error: str | None = None
         self._finished = False
+        self._rounds_s = 0.0
+        self._num_slow = 0
+        # Greedy decoding has nothing to sample: there every law is the coupled one.
+        law = spec.plan.law if spec.plan.law is not None and not spec.sampling.greedy else Law.COUPLED
+        self._law = law.value
         self._attributes: dict[str, AttributeValue] = {
             names.REQUEST_ID: spec.request_id,
             names.PLAN_MODE: spec.plan.mode.value,
@@ -55,6 +68,7 @@ class DecodeSpans:
                     names.NUM_SPEC_STEPS: stats.num_spec_steps,
                     names.NUM_DRAFT_TOKENS: stats.num_draft_tokens,
                     names.NUM_ACCEPTED_DRAFT_TOKENS: stats.num_accepted_draft_tokens,
+                    names.NUM_SLOW_ROUNDS: self._num_slow,
                     names.NUM_ROUND_SPANS_ELIDED: max(0, stats.num_rounds - MAX_ROUND_SPANS),
                 }
             case Failed(error):
@@ -82,8 +96,18 @@ class DecodeSpans:
         context = self._telemetry.child(self._trace)
         self._telemetry.record(name, context, parent=self._trace, start=start, end=end)
 
+    def _marks(self, record: RoundRecord) -> list[str]:
+        """What stands out about a round."""
+        marks = [record.outcome.value] if record.outcome in _FELL_BACK else []
+        if record.index >= FEWEST_ROUNDS and record.total_s * record.index > SLOW * self._rounds_s:
+            marks.append("slow")
+            self._num_slow += 1
+        self._rounds_s += record.total_s
+        return marks
+
     def _round(self, run: Run, record: RoundRecord) -> None:
         assert self._trace is not None
+        marks = self._marks(record)
         if record.index >= MAX_ROUND_SPANS:
             return
         context = round_context(self._trace, record.index)
@@ -106,6 +130,13 @@ class DecodeSpans:
                 names.ROUND_COMMITTED: record.committed,
                 names.ROUND_OUTCOME: record.outcome.value,
                 names.ROUND_DRAFTER: record.drafter,
+                names.ROUND_LAW: self._law,
+                names.ROUND_ASKED: record.asked,
+                names.ROUND_DEPTH_REASON: record.depth_reason.value,
+                names.ROUND_AHEAD_LEVEL: record.ahead_level,
+                names.ROUND_AHEAD_HIT: record.ahead_hit,
+                names.ROUND_HIDDEN_DRAFT_S: record.hidden_draft_s,
+                names.ROUND_MARKS: marks,
                 names.ROUND_DRAFT_S: record.draft_s,
                 names.ROUND_NETWORK_S: record.network_s,
                 names.ROUND_WAIT_S: record.wait_s,

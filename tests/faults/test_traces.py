@@ -125,3 +125,83 @@ async def test_the_callers_trace_is_continued_and_an_unsampled_one_is_left_alone
         (root,) = named(collector.spans, names.SPAN_GENERATE)
         assert root["trace_id"] == "ab" * 16
         assert root["parent_id"] == "cd" * 8
+
+
+async def test_each_round_says_what_was_asked_why_and_what_came_of_it(pair: tuple[Path, Path]) -> None:
+    """k, accepted, level, law, the four parts and the batch stand on every round; empty rounds are marked."""
+    async with (
+        OtlpCollector() as collector,
+        running_stack(stack_config(*pair, [f'telemetry.otlp_endpoint="{collector.endpoint}"'])) as stack,
+    ):
+        spans, _ = await traced(collector, stack, max_tokens=40, drafter="ngram", k=3)
+    rounds = [span["attributes"] for span in named(spans, names.SPAN_ROUND)]
+    assert rounds
+    for attributes in rounds:
+        assert attributes[names.ROUND_LAW] == "coupled"
+        assert attributes[names.ROUND_ASKED] <= 3
+        assert 0 <= attributes[names.ROUND_ACCEPTED] <= attributes[names.ROUND_DRAFTED] <= 3
+        assert attributes[names.ROUND_AHEAD_LEVEL] == 0
+        assert attributes[names.BATCH_SEQUENCES] == 1
+        assert attributes[names.ROUND_DEPTH_REASON]
+        marked = attributes[names.ROUND_OUTCOME] not in {"used", "none"}
+        assert marked is bool(set(attributes[names.ROUND_MARKS]) - {"slow"})
+    (plan,) = named(spans, names.SPAN_PLAN)
+    assert plan["attributes"][names.PLAN_REASON]
+
+
+async def test_the_parts_of_the_rounds_are_the_decode_time(pair: tuple[Path, Path]) -> None:
+    """draft + network + wait + verify of all rounds sums to at least 95 % of the decode time on the request span."""
+    async with (
+        OtlpCollector() as collector,
+        running_stack(stack_config(*pair, [f'telemetry.otlp_endpoint="{collector.endpoint}"'])) as stack,
+    ):
+        spans, _ = await traced(collector, stack, max_tokens=60, drafter="model", k=3)
+    parts = (names.ROUND_DRAFT_S, names.ROUND_NETWORK_S, names.ROUND_WAIT_S, names.ROUND_VERIFY_S)
+    summed_s = sum(span["attributes"][part] for span in named(spans, names.SPAN_ROUND) for part in parts)
+    (root,) = named(spans, names.SPAN_GENERATE)
+    assert 0.95 <= summed_s / root["attributes"][names.DECODE_S] <= 1.0001
+
+
+def test_a_round_is_slow_against_the_rounds_before_it() -> None:
+    """Twice the mean of at least eight earlier rounds of the request, and the decode span counts them."""
+    from dataclasses import replace
+
+    from paceline.telemetry.context import TraceContext
+    from paceline.telemetry.spans import Telemetry
+    from paceline.types import (
+        FinishReason,
+        Plan,
+        ProposalOutcome,
+        RoundRecord,
+        SamplingParams,
+        SpeculativeStats,
+        Timings,
+    )
+    from verify_service.sequence import DecodeSpec, Finished, Run
+    from verify_service.spans import DecodeSpans
+
+    seen = []
+
+    class Sink:
+        num_lost = 0
+
+        def add(self, name, context, parent, start_ns, end_ns, attributes, error, kind) -> None:
+            seen.append((name, dict(attributes)))
+
+        def close(self) -> None:
+            pass
+
+    trace = TraceContext(1, 2, sampled=True)
+    spec = DecodeSpec("r", (1,), (), SamplingParams(), 50, frozenset(), Plan.plain("x"), trace=trace)
+    spans = DecodeSpans(Telemetry(Sink(), sample_ratio=1.0), trace, spec, 0.0)
+    record = RoundRecord(0, 1, 0, 0, 0, 1, ProposalOutcome.NONE, "", 1, 1, 0.0, 0.0, 0.0, 0.01, 0.01, 0.0)
+    for index in range(20):
+        slow = index in {3, 15}
+        one = replace(record, index=index, verify_s=0.05 if slow else 0.01)
+        spans.see(Run(index, (1,), one, 0.0, 0.0, 0.0))
+    spans.see(Finished(FinishReason.LENGTH, Timings(), SpeculativeStats(num_rounds=20)))
+    spans.end(1.0)
+    marked = [a[names.ROUND_INDEX] for name, a in seen if name == names.SPAN_ROUND and a[names.ROUND_MARKS]]
+    assert marked == [15]
+    (decode,) = [attributes for name, attributes in seen if name == names.SPAN_DECODE]
+    assert decode[names.NUM_SLOW_ROUNDS] == 1
