@@ -151,17 +151,6 @@ def _answers_look(asked: _Asked, proposal: Proposal) -> bool:
     return stamp.base_len <= look.base_len and since == proposal.assumed_ids
 
 
-@dataclass(frozen=True, slots=True)
-class LinkState:
-    """A draft replica that was ever connected, for those who watch."""
-
-    endpoint: str
-    up: bool
-    open: bool  # its breaker
-    connections: int
-    openings: int
-
-
 class Drafts:
     """All links and all speculative sequences of a verify replica."""
 
@@ -188,8 +177,6 @@ class Drafts:
         self.faults: Counter[Fault] = Counter()
         """Blocks left aside under a sampled law because of their distributions."""
         self.known: dict[str, str] = dict(self.beside.alone)  # drafter -> version, of every link ever up too
-        self._connections: Counter[str] = Counter()  # by endpoint
-        self._openings: Counter[str] = Counter()  # of breakers, by endpoint
 
     # --- what the links report ------------------------------------------------------------------------------
 
@@ -201,7 +188,6 @@ class Drafts:
             for name, offer in drafters.items()
         }
         self._links[port.endpoint] = Link(port, drafters, pace)
-        self._connections[port.endpoint] += 1
         self.known.update({name: offer.version for name, offer in drafters.items()})
 
     def link_down(self, endpoint: str) -> None:
@@ -271,19 +257,6 @@ class Drafts:
         return {name for link in list(self._links.values()) for name in link.drafters} | set(
             self.beside.alone
         )
-
-    def links(self) -> list[LinkState]:
-        """All that were ever connected; from any thread."""
-        return [
-            LinkState(
-                endpoint,
-                (link := self._links.get(endpoint)) is not None,
-                link is not None and link.breaker.is_open,
-                connections,
-                self._openings[endpoint],
-            )
-            for endpoint, connections in list(self._connections.items())
-        ]
 
     # --- what the step asks -----------------------------------------------------------------------------------
 
@@ -576,7 +549,6 @@ class Drafts:
     def _missed(self, link: Link, now: float) -> None:
         if not link.breaker.missed(now):
             return
-        self._openings[link.port.endpoint] += 1
         link.probe = None
         link.arrears.settle()
         for sequence_id in list(link.sequences):

@@ -18,7 +18,7 @@ from verify_service.beside import Beside
 from verify_service.block import Block
 from verify_service.controller import Decision
 from verify_service.costs import CostTable
-from verify_service.drafts import Drafts, LinkPort, LinkState, Offer, Proposal, Refusal
+from verify_service.drafts import Drafts, LinkPort, Offer, Proposal, Refusal
 from verify_service.meter import Meter
 from verify_service.scheduler import Scheduler, Work
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Sequence, State
@@ -28,6 +28,17 @@ from verify_service.step import Outcome, run_step, take_blocks, tell_drafters
 log = logging.getLogger(__name__)
 
 _Command = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """A draft replica that was ever connected, for those who watch."""
+
+    endpoint: str
+    up: bool
+    breaker_open: bool
+    connections: int
+    openings: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,8 @@ class Engine:
         self._scheduler = Scheduler(runner.kv, self._drafts, prefill_chunk=config.prefill_chunk)
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._ids = itertools.count(1)
+        self._connections: dict[str, int] = {}  # by endpoint, since the start
+        self._openings: dict[str, int] = {}  # of breakers, since the link came up
         self._lock = threading.Lock()
         self._num_posted = 0  # submitted, not yet with the scheduler; under the lock
         self._stopping = False
@@ -118,6 +131,7 @@ class Engine:
 
     def link_up(self, port: LinkPort, drafters: dict[str, Offer]) -> None:
         """See ``Drafts.link_up``."""
+        self._connections[port.endpoint] = self._connections.get(port.endpoint, 0) + 1
         self._post(lambda: self._drafts.link_up(port, drafters))
 
     def link_down(self, endpoint: str) -> None:
@@ -156,7 +170,19 @@ class Engine:
 
     def links(self) -> list[LinkState]:
         """Draft replicas that were ever connected."""
-        return self._drafts.links()
+        up = dict(self._drafts._links)
+        for endpoint, link in up.items():
+            self._openings[endpoint] = link.breaker.times_opened
+        return [
+            LinkState(
+                endpoint,
+                endpoint in up,
+                endpoint in up and up[endpoint].breaker.is_open,
+                connections,
+                self._openings.get(endpoint, 0),
+            )
+            for endpoint, connections in list(self._connections.items())
+        ]
 
     def fates(self) -> dict[Fate, int]:
         """Proposals by what became of them."""

@@ -303,7 +303,7 @@ def _links(engine: "Engine") -> Iterator[Metric]:
         "paceline_link_breaker_open",
         "Whether a draft replica is left alone because it did not answer in time.",
         ("endpoint",),
-        {(link.endpoint,): float(link.open) for link in links},
+        {(link.endpoint,): float(link.breaker_open) for link in links},
     )
     yield counter(
         "paceline_link_connections",
