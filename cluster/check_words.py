@@ -118,7 +118,7 @@ def page_lines(check: Check) -> Iterator[str]:
         )
     yield from textwrap.wrap(
         "Accepted share: accepted over drafted tokens. Needs: the share at which a round with a draft is as fast as plain "
-        f"decoding, measured here at this load (*: not measured, {GOLDEN_ACCEPTANCE:.2f} stands in). Intervals: 95 %.",
+        f"decoding, measured here at this load (*: not measured, {GOLDEN_ACCEPTANCE:.2f} stands in), uncertain as well. Intervals: 95 %.",
         WIDTH,
     )
     if check.blocks:

@@ -13,7 +13,7 @@ from enum import Enum
 
 import numpy as np
 
-from gates.bootstrap import Estimate, ratio_of_quantiles, ratio_of_sums
+from gates.bootstrap import Estimate, Floats, bootstrap, ratio_of_quantiles, ratio_of_sums
 from gates.capacity import FILL, Memory
 from gates.evidence import Seen, blocks_of, sums
 from gates.plan import cost
@@ -23,6 +23,7 @@ from router.ledger.sums import AT, Row
 GOLDEN_ACCEPTANCE = 0.60
 TAIL_LIMIT = 1.05
 SHORT_OUTPUT = 20
+_ROUND_TIMES = ("exposed_draft_ns", "network_ns", "wait_ns", "verify_ns")
 FEWEST = 6
 """Requests of a task below which nothing is said about it."""
 
@@ -100,6 +101,8 @@ class TaskCheck:
     needed: float
     measured: bool
     """Whether ``needed`` is the measured break-even rather than the golden number."""
+    margin: Estimate | None
+    """Share less what is needed, with what both are uncertain of."""
     acceptance: Verdict
     speed: Estimate | None
     tail: Estimate | None
@@ -240,7 +243,8 @@ def _task(name: str, pairs: Sequence[PairOfRuns]) -> TaskCheck:
     needed = GOLDEN_ACCEPTANCE if measured is None else measured
     speed, tail = _speed(pairs), _tail_of(pairs, "total_ns")
     rounds = max(1, int(row[AT["spec_rounds"]]))
-    acceptance = above(share, needed) if len(pairs) >= FEWEST else Verdict.OPEN
+    margin = _margin(pairs) if measured is not None else less(share, GOLDEN_ACCEPTANCE)
+    acceptance = above(margin, 0.0) if len(pairs) >= FEWEST else Verdict.OPEN
     verdict, words = worth_it(len(pairs), acceptance, speed, tail)
     return TaskCheck(
         task=name,
@@ -248,6 +252,7 @@ def _task(name: str, pairs: Sequence[PairOfRuns]) -> TaskCheck:
         share=share,
         needed=needed,
         measured=measured is not None,
+        margin=margin,
         acceptance=acceptance,
         speed=speed,
         tail=tail,
@@ -264,6 +269,31 @@ def _break_even(row: Row, plain: Sequence[Row]) -> float | None:
     if not tokens or not decode_s:
         return None
     return break_even(row, decode_s / tokens)
+
+
+def _margin(pairs: Sequence[PairOfRuns]) -> Estimate | None:
+    """Accepted share less break-even, both from the same resampled requests: costs are as uncertain as acceptance."""
+    names = ("accepted", "drafted", "rounds", "spec_rounds", *_ROUND_TIMES)
+    columns = [_column([pair.speculative.row for pair in pairs], name) for name in names]
+    columns += [_column([pair.plain.row for pair in pairs], name) for name in ("decode_ns", "timed_tokens")]
+
+    def margin(drawn: Floats) -> Floats:
+        sums = np.moveaxis(drawn.sum(axis=-2), -1, 0)
+        accepted, drafted, rounds, with_draft = sums[:4]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            plain = sums[-2] / sums[-1]
+            spent = sums[4:-2].sum(axis=0) - (rounds - with_draft) * plain
+            found: Floats = (accepted - (spent / plain - with_draft)) / drafted
+        return found
+
+    return bootstrap(np.stack(columns, axis=1), margin)
+
+
+def less(share: Estimate | None, needed: float) -> Estimate | None:
+    """``share`` less a number that is known."""
+    if share is None:
+        return None
+    return Estimate(share.low - needed, share.value - needed, share.high - needed, share.count)
 
 
 def above(share: Estimate | None, needed: float) -> Verdict:

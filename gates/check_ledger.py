@@ -20,6 +20,7 @@ from gates.check import (
     Verdict,
     above,
     all_of,
+    less,
     memory_gate,
     worth_it,
 )
@@ -86,6 +87,7 @@ def _task(name: str, known: Sequence[tuple[Group, Row]], tail: Estimate | None) 
         share=_estimate(share),
         needed=needed,
         measured=measured is not None,
+        margin=less(_estimate(share), needed),
         acceptance=verdict,
         speed=speed,
         tail=tail,

@@ -101,8 +101,9 @@ class _Task:
     @property
     def slow(self) -> bool:
         """Surely slower than plain, or surely under break-even."""
-        under = self.needed is not None and self.accepted.high < self.needed and self.speed.low < 1.0
-        return self.speed.high < 1.0 or under
+        # Break-even is measured, too: below some dozens of requests it says little.
+        under = self.needed is not None and self.accepted.high < self.needed and self.speed.mean < 1.0
+        return self.speed.high < 1.0 or (under and self.accepted.count >= _LEAST_REQUESTS)
 
     @property
     def drifted(self) -> tuple[Interval, Interval] | None:
