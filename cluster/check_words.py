@@ -57,7 +57,7 @@ def advice(check: Check) -> str:
             f"Check again with --task for {_listed(good)} alone: for the rest plain decoding loses nothing."
         )
     if any(task.verdict is Verdict.OPEN for task in check.tasks):
-        return "Check again with more requests (--limit), or leave this traffic to plain decoding."
+        return "Check again with more requests (100 and more a task), on a quieter machine or with --repeats 3; until then plain decoding loses nothing."
     return "Leave this traffic to plain decoding, or try another drafter (--drafter)."
 
 
@@ -118,7 +118,8 @@ def page_lines(check: Check) -> Iterator[str]:
         )
     yield from textwrap.wrap(
         "Accepted share: accepted over drafted tokens. Needs: the share at which a round with a draft is as fast as plain "
-        f"decoding, measured here at this load (*: not measured, {GOLDEN_ACCEPTANCE:.2f} stands in), uncertain as well. Intervals: 95 %.",
+        f"decoding, measured here at this load (*: not measured, {GOLDEN_ACCEPTANCE:.2f} stands in), uncertain as well. Open: neither better nor worse could be "
+        "shown. Intervals: 95 %.",
         WIDTH,
     )
     if check.blocks:
