@@ -22,6 +22,8 @@ from paceline.v1 import verify_pb2, verify_pb2_grpc
 
 _BLOCK = 6
 """Requests of one way in a row, at least: a neighbour on the machine meets both ways alike."""
+_ROUND_FIELDS = ("drafted", "accepted", "ignored", "committed", "batch_sequences", "batch_rows")
+"""Of each round, in the records."""
 _MODES = {PLAIN: Mode.PLAIN, SPECULATIVE: Mode.SPECULATIVE}
 
 
@@ -130,7 +132,17 @@ async def _one(
                 ids += event.token_ids
             case Finished():
                 assert started is not None, "a stream begins with it"
-                extra = {"key": asked.key, "temperature": asked.temperature or 0.0, "at": time.time()}
+                known = await client.list_requests(request_id=started.request_id, limit=1)
+                extra = {
+                    "key": asked.key,
+                    "temperature": asked.temperature or 0.0,
+                    "at": time.time(),
+                    "rounds": [
+                        {name: getattr(one, name) for name in _ROUND_FIELDS}
+                        for summary in known
+                        for one in summary.rounds
+                    ],
+                }
                 return record_of(started, event, ids) | extra
     raise PacelineError("the stream ended without an answer")
 

@@ -170,8 +170,10 @@ def _blocks(rounds: Iterable[Mapping[str, Any]]) -> Blocks:
 
 
 def _blocks_of_histogram(stats: Mapping[str, Any], plan: Mapping[str, Any]) -> Blocks:
-    """Without rounds: a block as long as the plan allows has ended, shorter ones are taken to have met a wrong token."""
+    """Without rounds: only where all blocks were as long as the plan allows is it known which ended and which met a wrong token."""
     histogram = stats.get("acceptance_histogram") or ()
+    if stats["num_draft_tokens"] != stats["num_spec_steps"] * plan["k_max"]:
+        return {}
     return {(length, length >= plan["k_max"]): count for length, count in enumerate(histogram) if count}
 
 
