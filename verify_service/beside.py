@@ -49,6 +49,10 @@ class Beside:
         self._open: dict[int, tuple[Lookup, ...]] = {}
         self._found: dict[int, _Found] = {}
 
+    def asks(self, drafter: str) -> bool:
+        """Whether a drafter's questions are looked up here first."""
+        return drafter in self._drafters
+
     def look(self, sequence: Sequence, k: int) -> tuple[float, ...] | None:
         """Look up how the sequence goes on, for its next round: probability of each guess that all up to it are right.
 
@@ -63,7 +67,7 @@ class Beside:
         return tuple(guess.probabilities)
 
     def take(self, sequence: Sequence) -> Block | None:
-        """What was found for this round; None where the draft tier is to be asked instead, or nobody."""
+        """What was found for this round; None where nothing was, and others may know more."""
         found = self._found.get(sequence.id)
         if found is None or found.base_len != len(sequence.tokens):
             return None
@@ -78,6 +82,7 @@ class Beside:
             found.answered_at,
             found.answered_at - found.asked_at,
             beside=True,
+            found=len(tokens),
             survival=tuple(found.guess.probabilities),
         )
 

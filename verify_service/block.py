@@ -21,6 +21,10 @@ class Block:
     ahead_hit: bool = False
     read_prompt: bool = False  # the drafter had the whole sequence to read first, so its time says nothing
     beside: bool = False  # looked up beside the target, at the time when a question would have been sent
+    found: int = 0  # so many guesses were looked up, some of which may have been cut since
+    instead: ProposalOutcome | None = (
+        None  # of the draft tier's answer, where what was looked up stands in for it
+    )
     survival: tuple[float, ...] | None = None
     """Where the drafter says so: the probability of each guess that it and all before it are right."""
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import NamedTuple
 
+from paceline.ranges import MAX_K
 from paceline.types import AcceptancePrior, DepthReason
 from verify_service.belief import (
     DEPTHS,
@@ -56,6 +57,7 @@ _CROWD, _REST = (
     4,
 )  # among more sequences than that, one that drafts nothing is thought about every so many rounds
 _FOUND_KEEP = 0.05
+_LOOKED_UP_LOOK = 16  # rounds between two looks at a drafter while look-ups do better, at least
 _ENTRIES = 512  # positions looked at in a step, over all sequences
 _HOPELESS = 0.85  # of the best rate: so far down the order nothing better comes
 _COUNT_EDGES = (1, 4, 10, 31)  # sequences
@@ -117,13 +119,7 @@ class Decision(NamedTuple):
     next_worth_s: float
     next_cost_s: float
 
-    @property
-    def ask(self) -> int:
-        """Tokens to ask the draft tier for."""
-        return 0 if self.reason in _BESIDE else self.k
 
-
-_BESIDE = {DepthReason.LOOKED_UP, DepthReason.NOT_FOUND}
 UNDECIDED = Decision(0, False, DepthReason.UNSAID, 1.0, 0.0, 0.0)
 _PLAIN = Decision(0, False, DepthReason.PLAIN, 1.0, 0.0, 0.0)
 
@@ -241,8 +237,10 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
     suspended: list[RowFact] = []
     resting: list[RowFact] = []
     crowded = len(facts.rows) > _CROWD
+    sequences = max(facts.running, 1)
     fixed_rows = fixed_tokens = 0.0
-    looked_up = False
+    looked_up: list[RowFact] = []
+    asks = _Asks(model, state, sequences)
     mine = set()
     for row in facts.rows:
         id_ = row.id
@@ -254,13 +252,11 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
             continue
         track = tracks[id_]
         bound = min(row.k_max, row.room)
-        if row.found or (row.alone and row.found is not None):
-            reason = DepthReason.LOOKED_UP if row.found else DepthReason.NOT_FOUND
+        if row.found is not None and (row.alone or (row.found and not asks.better(row, track, bound))):
+            looked_up.append(row)
             track.rows, track.tokens = float(len(row.found)), 1.0 + sum(row.found)
             fixed_rows += track.rows
             fixed_tokens += track.tokens - 1.0
-            looked_up = True
-            decisions[id_] = Decision(max(bound, 0), False, reason, track.tokens, 0.0, 0.0)
         elif row.fixed or bound <= 0:
             bound = max(bound, 0)
             track.on, track.rows, track.tokens = bound > 0, float(bound), 1.0
@@ -284,10 +280,9 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
         if id_ not in mine and track.rows:
             fixed_rows += track.rows
             fixed_tokens += track.tokens - 1.0
-    sequences = max(facts.running, 1)
     views = (
         {name: View(drafter) for name, drafter in state.drafters.items()}
-        if asking or suspended or resting
+        if asking or suspended or resting or looked_up
         else {}
     )
     rate, found_gain = 0.0, state.found_gain
@@ -310,7 +305,59 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
         for row in resting:
             track = tracks[row.id]
             decisions[row.id] = _idle(views[row.drafter], track, row, plain_s, track.reason, 0.0, 0.0)
+    for row in looked_up:
+        decisions[row.id] = _looked_up(row, tracks[row.id], views, model, state, sequences)
     return replace(state, rate=rate, found_gain=found_gain), decisions
+
+
+class _Asks:
+    """Whether asking the draft tier promises more than what was looked up, for one sequence at a time."""
+
+    def __init__(self, model: Model, state: State, sequences: int) -> None:
+        self._model, self._state, self._sequences = model, state, sequences
+        self._views: dict[str, View] = {}
+        self._prices: Prices | None = None
+
+    def better(self, row: RowFact, track: Track, bound: int) -> bool:
+        """By more than the margin at which speculation is switched on, tokens less what their time is worth."""
+        if track.suspended or not row.found:
+            return False
+        state = self._state
+        if self._prices is None:
+            self._prices = self._model.prices(state, self._sequences, self._sequences + MAX_K + 1)
+        prices = self._prices
+        view = self._views.get(row.drafter)
+        if view is None:
+            view = self._views[row.drafter] = View(state.drafters[row.drafter])
+        plain_s = prices.step_s(0)
+        rate = state.found_gain * self._sequences / (plain_s + state.quiet_gap_s)
+        here = there = gain = 0.0
+        for position, chance in enumerate(row.found, 1):
+            gain += chance
+            here = max(here, gain - rate * (prices.step_s(position) - plain_s))
+        gain, slope_s = 0.0, view.slope_s()
+        fill = view.fill(track)
+        for position, chance in enumerate(view.survival(track, row.prior, bound, _FEWEST_WORTH), 1):
+            gain += chance
+            exposed_s = max(view.drafter.exposed_s + slope_s * (position - view.drafter.k), 0.0)
+            net = fill * (gain - rate * (prices.step_s(position) - plain_s)) - rate * exposed_s
+            there = max(there, net)
+        return there > here + (ON - 1.0)
+
+
+def _looked_up(
+    row: RowFact, track: Track, views: Mapping[str, View], model: Model, state: State, sequences: int
+) -> Decision:
+    """Nobody is waited for; where there is a draft tier that could be asked, it is looked at now and then."""
+    reason = DepthReason.LOOKED_UP if row.found else DepthReason.NOT_FOUND
+    k = 0
+    track.on = False
+    if not row.alone and not row.fixed and min(row.k_max, row.room) > 0:
+        track.since += 1
+        k, least = _look(views[row.drafter], row, model.prices(state, sequences, sequences).step_s(0))
+        if track.since % max(least, _LOOKED_UP_LOOK):
+            k = 0
+    return Decision(k, False, reason, track.tokens, 0.0, 0.0)
 
 
 def _allocate(
@@ -424,16 +471,23 @@ def _idle(
     if track.next_probe > 0:
         track.next_probe -= 1
         return Decision(0, False, reason, 1.0, worth_s, cost_s)
-    # A drafter that computes for long takes that from somebody: it is looked at more rarely.
+    k, least = _look(view, row, plain_s)
+    track.next_probe = min(max(track.probe_gap, least), LAST_PROBE)
+    track.probe_gap = min(2 * track.probe_gap, max(2 * least, 8))
+    return Decision(k, False, reason, 1.0, worth_s, cost_s)
+
+
+def _look(view: View, row: RowFact, plain_s: float) -> tuple[int, int]:
+    """How many tokens a drafter is asked for to look at it, and the least number of rounds between two looks.
+
+    A drafter that computes for long takes that from somebody: it is looked at more rarely.
+    """
     k = min(row.k_max, row.room)
     draft_s = view.drafter.draft_s
     if (slope_s := view.slope_s()) * k > _MESSAGE_S:
         k = min(k, _LOOK)
         draft_s = max(draft_s + slope_s * (k - view.drafter.k), 0.0)
-    least = ceil((draft_s + _MESSAGE_S) / (PROBE_SHARE * plain_s))
-    track.next_probe = min(max(track.probe_gap, least), LAST_PROBE)
-    track.probe_gap = min(2 * track.probe_gap, max(2 * least, 8))
-    return Decision(k, False, reason, 1.0, worth_s, cost_s)
+    return k, ceil((draft_s + _MESSAGE_S) / (PROBE_SHARE * plain_s))
 
 
 def _best(

@@ -289,12 +289,21 @@ class Drafts:
         return min(self._wait_s, max(longest_s, self._least_wait_s))
 
     def take(self, sequence: Sequence, now: float) -> Block:
-        """The block that the sequence's round verifies; a proposal that should be here and is not counts as missed."""
+        """The block that the sequence's round verifies: what the draft tier was asked for, else what was looked up."""
         if sequence.spec.plan.mode is Mode.PLAIN:
             return PLAIN
         found = self.beside.take(sequence)
-        if found is not None:
+        if sequence.spec.plan.drafter in self.beside.alone and found is not None:
             return found
+        asked = self._take_asked(sequence, now)
+        if found is None or asked.token_ids:
+            return asked
+        if asked.outcome is ProposalOutcome.NONE:
+            return found
+        return replace(found, instead=asked.outcome)
+
+    def _take_asked(self, sequence: Sequence, now: float) -> Block:
+        """What the draft tier answered; a proposal that should be here and is not counts as missed."""
         drafter = sequence.spec.plan.drafter
         asked = self._asked.get(sequence.id)
         if asked is not None and not asked.wait:

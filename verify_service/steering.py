@@ -48,7 +48,8 @@ class Steering:
         self._ended = 0.0  # of the step before, monotonic
         self._gap_s = -1.0
         self._rows = (0, 0, 0)
-        self._proposed: dict[int, int] = {}
+        self._asked: dict[int, tuple[int, int]] = {}
+        """By sequence of the step: tokens the draft tier was asked for and waited for, length of its answer (-1: none)."""
         self._trimmed: list[Any] | None = None
         self._log = _open_log(log_dir, self._model.table, time.time_ns()) if log_dir else None
 
@@ -70,10 +71,7 @@ class Steering:
         ]
         usual = not any(block.read_prompt for _, block in rounds)
         self._gap_s = started - self._ended if rounds and self._ended and usual else -1.0
-        self._proposed = {
-            sequence.id: len(block.token_ids) if block.outcome in _ASKED[:2] and not block.beside else -1
-            for sequence, block in rounds
-        }
+        self._asked = {sequence.id: _answer(sequence, block) for sequence, block in rounds}
         prompt_rows = sum(item.chunk for item in work if item.is_prefill)
         ready = [
             # Drawn tokens are verified all or none: leaving one out for what it is (its length or confidence tells) would
@@ -176,9 +174,7 @@ class Steering:
         finished = verdict.finish is not None
         if plan.mode is Mode.PLAIN:
             return RowFact(sequence.id, "", 0, 0, False, 0, -1, 0, 0, None, None, finished)
-        asked = 0
-        if record is not None and record.outcome is not ProposalOutcome.UNAVAILABLE and not record.beside:
-            asked = record.asked
+        asked, proposed = self._asked.get(sequence.id, (0, -1))
         room = max(sequence.room(max_context) - 1, 0)
         return RowFact(
             id=sequence.id,
@@ -187,15 +183,26 @@ class Steering:
             room=room,
             fixed=self._fixed(sequence),
             asked=asked,
-            proposed=self._proposed.get(sequence.id, -1),
+            proposed=proposed,
             drafted=record.drafted if record is not None else 0,
             agreed=verdict.accepted + verdict.ignored,
             look=drafts.looked(sequence),
-            prior=plan.prior,
+            # What requests did with look-ups says nothing of the drafter that is asked where these find nothing.
+            prior=None if drafts.beside.asks(plan.drafter) else plan.prior,
             finished=finished,
             found=None if finished else drafts.beside.look(sequence, min(plan.k_max, room)),
             alone=plan.drafter in drafts.beside.alone,
         )
+
+
+def _answer(sequence: Sequence, block: Block) -> tuple[int, int]:
+    """(tokens the draft tier was asked for and waited for, length of its answer; -1: none came)."""
+    outcome = block.instead if block.beside else block.outcome
+    if outcome not in _ASKED or not sequence.depth.wait:
+        return 0, -1
+    if block.beside:
+        return sequence.depth.k, 0 if outcome is ProposalOutcome.EMPTY else -1
+    return sequence.depth.k, -1 if outcome is ProposalOutcome.LATE else len(block.token_ids)
 
 
 def _without_thought(row: RowFact) -> Decision:

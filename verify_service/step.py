@@ -201,7 +201,7 @@ def _outcome(
         verify_s=ended - started,
         forward_s=forwarded - started,
         accept_s=ended - forwarded,
-        asked=depth.k if depth.wait or block.beside else 0,
+        asked=block.found if block.beside else depth.k if depth.wait else 0,
         depth_reason=depth.reason,
         expected_tokens=depth.expected_tokens,
         next_worth_s=depth.next_worth_s,
@@ -225,7 +225,7 @@ def tell_drafters(outcomes: SequenceOf[Outcome], drafts: Drafts, decisions: Mapp
             if record is not None:
                 drafts.verified(sequence, record.drafted, record.accepted)
             decision = decisions[sequence.id]
-            drafts.advance(sequence, len(outcome.verdict.committed), decision.ask, wait=decision.wait)
+            drafts.advance(sequence, len(outcome.verdict.committed), decision.k, wait=decision.wait)
         else:
             drafts.close(outcome.sequence)
     drafts.flush()

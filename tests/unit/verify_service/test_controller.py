@@ -184,13 +184,32 @@ def test_a_fixed_depth_is_kept_whatever_happens() -> None:
 
 
 def test_what_was_looked_up_is_not_asked_for_again() -> None:
-    """Nobody is asked where something was found, nor where there is nobody else; a cascade's model is asked otherwise."""
+    """Nobody is waited for where something good was found, nor where there is nobody else; a cascade's model otherwise."""
     run = Run(FLAT)
     found = run.step(row(found=(0.9, 0.8)), row(2, found=(), alone=True), row(3, found=()))
-    assert (found[1].ask, found[1].reason) == (0, DepthReason.LOOKED_UP)
+    assert (found[1].wait, found[1].reason) == (False, DepthReason.LOOKED_UP)
     assert found[1].expected_tokens == pytest.approx(2.7)
-    assert (found[2].ask, found[2].reason) == (0, DepthReason.NOT_FOUND)
-    assert found[3].ask > 0
+    assert (found[2].k, found[2].reason) == (0, DepthReason.NOT_FOUND)
+    assert found[3].wait
+
+
+def test_a_model_that_promises_more_than_the_look_up_is_asked() -> None:
+    """A weak guess from look-up does not stand in the way of a good model; a suspended one is not asked for it."""
+    run = Run(FLAT)
+    run.rounds(40, agreed=4)
+    assert run.step(row(found=(0.1,)))[1].wait
+    assert not run.step(row(found=(0.1,), alone=True))[1].wait
+    bad = Run(FLAT)
+    bad.rounds(40, agreed=0)
+    assert not bad.step(row(found=(0.1,)))[1].wait
+
+
+def test_a_drafter_that_is_not_asked_is_looked_at_now_and_then() -> None:
+    """While look-ups win, the model's guesses are compared with what is committed, without anybody waiting."""
+    run = Run(FLAT)
+    decisions = [run.step(row(found=(0.9, 0.9, 0.9, 0.9)))[1] for _ in range(60)]
+    assert not any(one.wait for one in decisions)
+    assert 1 <= sum(one.k > 0 for one in decisions) <= 30
 
 
 def test_a_block_that_says_how_likely_it_is_is_cut_by_that() -> None:
