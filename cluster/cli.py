@@ -24,6 +24,7 @@ from cluster.check_cli import add_check
 from cluster.diagnose_cli import add_diagnose
 from cluster.plan_cli import add_plan
 from cluster.policy_cli import policy_app
+from cluster.replay_cli import replay_command
 from cluster.rollout_cli import rollout_app
 from paceline import __version__
 from paceline.errors import (
@@ -432,6 +433,7 @@ def _errors() -> Iterator[None]:
 
 
 app.add_typer(policy_app(DEFAULT_ADDRESS, _errors), name="policy")
+app.command("replay")(replay_command(_errors))
 add_plan(app, _errors)
 add_diagnose(app, _errors)
 add_check(app, _errors, DEFAULT_ADDRESS, DEFAULT_VERIFY_ADDRESS)

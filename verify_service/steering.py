@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from paceline.types import AcceptancePrior, DepthReason, Mode, ProposalOutcome
+from verify_service import controller
 from verify_service.block import Block
 from verify_service.controller import (
     UNDECIDED,
@@ -37,11 +38,38 @@ log = logging.getLogger(__name__)
 _ASKED = (ProposalOutcome.USED, ProposalOutcome.EMPTY, ProposalOutcome.LATE)
 
 
+class Policy(Protocol):
+    """What decides: ``verify_service.controller``, or what is tried in its place in a replay."""
+
+    def decide(self, model: Model, state: State, facts: StepFacts, /) -> tuple[State, dict[int, Decision]]:
+        """See ``controller.decide``."""
+
+    def trim(
+        self,
+        model: Model,
+        state: State,
+        ready: SequenceOf[Ready],
+        num_sequences: int,
+        prompt_rows: int,
+        num_plain: int,
+        /,
+    ) -> dict[int, tuple[int, DepthReason | None]]:
+        """See ``controller.trim``."""
+
+
 class Steering:
     """One controller. ``adaptive`` False: every plan's k_max is taken as it is."""
 
-    def __init__(self, table: CostTable | None, *, adaptive: bool = True, log_dir: str = "") -> None:
+    def __init__(
+        self,
+        table: CostTable | None,
+        *,
+        adaptive: bool = True,
+        log_dir: str = "",
+        policy: Policy = controller,
+    ) -> None:
         self._model = Model(table)
+        self._policy = policy
         self._adaptive = adaptive
         self._state = State()
         self._step = 0
@@ -93,7 +121,7 @@ class Steering:
                 sequence.id not in tracks or tracks[sequence.id].suspended for sequence, _ in rounds
             )
             try:
-                kept = trim(self._model, self._state, ready, len(rounds), prompt_rows, num_plain)
+                kept = self._policy.trim(self._model, self._state, ready, len(rounds), prompt_rows, num_plain)
                 self._trimmed = [ready, len(rounds), prompt_rows, num_plain]
             except Exception:
                 log.exception("cutting blocks failed; they are verified whole")
@@ -136,7 +164,7 @@ class Steering:
         )
         self._step += 1
         try:
-            state, decisions = decide(self._model, self._state, facts)
+            state, decisions = self._policy.decide(self._model, self._state, facts)
         except Exception:
             # A fault of ours may cost time only: what was learnt is dropped, the next rounds are plain or as fixed.
             log.exception("deciding depths failed")

@@ -38,7 +38,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class Row:
     """One sequence's part: what it runs, and the draft among it."""
 
     work: Work
@@ -50,9 +50,7 @@ def take_blocks(work: SequenceOf[Work], drafts: Drafts, max_context: int) -> lis
     """The freshest valid block of each round, cut to what may still be committed; None for prompt chunks."""
     now = time.monotonic()
     return [
-        None
-        if item.is_prefill
-        else _cut(drafts.take(item.sequence, now), item.sequence.room(max_context) - 1)
+        None if item.is_prefill else cut(drafts.take(item.sequence, now), item.sequence.room(max_context) - 1)
         for item in work
     ]
 
@@ -82,15 +80,15 @@ def run_step(
         if not row.work.sequence.first_step:
             row.work.sequence.first_step = started
     batch = (len(rows), sum(len(row.segment.token_ids) for row in rows))
-    return [_outcome(row, verdict, started, forwarded, ended, batch, step) for row, verdict in verdicts]
+    return [outcome_of(row, verdict, started, forwarded, ended, batch, step) for row, verdict in verdicts]
 
 
 def _coupled_verdicts(
-    rows: SequenceOf[_Row], logits: torch.Tensor, max_context: int
-) -> list[tuple[_Row, Verdict]]:
+    rows: SequenceOf[Row], logits: torch.Tensor, max_context: int
+) -> list[tuple[Row, Verdict]]:
     """The target's own tokens for all rows at once, and what they make of the drafts; ``logits`` [T, V]."""
     targets = choose(logits, [token_row for row in rows for token_row in _token_rows(row)])
-    verdicts: list[tuple[_Row, Verdict]] = []
+    verdicts: list[tuple[Row, Verdict]] = []
     at = 0
     for row in rows:
         count = row.segment.num_logits
@@ -104,10 +102,10 @@ def _coupled_verdicts(
 
 
 def _verdicts_by_law(
-    rows: SequenceOf[_Row], logits: torch.Tensor, max_context: int
-) -> list[tuple[_Row, Verdict]]:
+    rows: SequenceOf[Row], logits: torch.Tensor, max_context: int
+) -> list[tuple[Row, Verdict]]:
     """Each sequence under its own law; a step that holds a sampled one."""
-    verdicts: list[tuple[_Row, Verdict]] = []
+    verdicts: list[tuple[Row, Verdict]] = []
     at = 0
     for row in rows:
         sequence, count = row.work.sequence, row.segment.num_logits
@@ -127,27 +125,25 @@ def _verdicts_by_law(
     return verdicts
 
 
-def _cut(block: Block, most: int) -> Block:
-    """``k`` is asked for so that nothing has to be cut; this holds for any drafter."""
+def cut(block: Block, most: int) -> Block:
+    """The block with at most so many tokens. ``k`` is asked for so that nothing has to be cut; this holds for any drafter."""
     if len(block.token_ids) <= most:
         return block
     return replace(block, token_ids=block.token_ids[:most], distributions=block.distributions[:most])
 
 
-def _row(work: Work, block: Block | None, runner: Runner) -> _Row:
+def _row(work: Work, block: Block | None, runner: Runner) -> Row:
     sequence = work.sequence
     assert sequence.slot is not None
     start = runner.kv.length(sequence.slot)
     tokens = sequence.tokens[start : start + work.chunk]
     if block is None:
         is_last = start + work.chunk == len(sequence.tokens)
-        return _Row(work, Segment(sequence.slot, start, tokens, 1 if is_last else 0), None)
-    return _Row(
-        work, Segment(sequence.slot, start, tokens + block.token_ids, 1 + len(block.token_ids)), block
-    )
+        return Row(work, Segment(sequence.slot, start, tokens, 1 if is_last else 0), None)
+    return Row(work, Segment(sequence.slot, start, tokens + block.token_ids, 1 + len(block.token_ids)), block)
 
 
-def _token_rows(row: _Row) -> list[TokenRow]:
+def _token_rows(row: Row) -> list[TokenRow]:
     """One per row of logits: its absolute position, and what stands before it if penalties ask."""
     sequence, spec = row.work.sequence, row.work.sequence.spec
     length, prompt = len(sequence.tokens), spec.prompt_ids
@@ -160,8 +156,8 @@ def _token_rows(row: _Row) -> list[TokenRow]:
     ]
 
 
-def _outcome(
-    row: _Row,
+def outcome_of(
+    row: Row,
     verdict: Verdict,
     started: float,
     forwarded: float,
@@ -169,6 +165,7 @@ def _outcome(
     batch: tuple[int, int],
     step: int,
 ) -> Outcome:
+    """What the step did to the row's sequence, whose counts and times move on. Its tokens are committed already."""
     sequence, block = row.work.sequence, row.block
     position = len(sequence.tokens) - len(verdict.committed)
     previous = sequence.mark
