@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from draft_service.news import Close, Deliver, Event, Extend, Open, Question
+from draft_service.news import Close, Deliver, Event, Extend, Open, Origin, Question
 from draft_service.refusal import Refusal, RefusalReason
 from draft_service.worker import DraftWorker
 from paceline.link import MAX_FAN, MAX_LEVEL, NO_LOOKAHEAD, Fate, Lookahead, MirrorState, Stamp
@@ -68,12 +68,14 @@ class LinkMirrors:
         workers: Mapping[str, DraftWorker],
         handles: Iterator[int],
         deliver: Deliver,
+        verify_id: str = "",
         fates: Counter[Fate],
     ) -> None:
         self._vocab_size = vocab_size
         self._workers = workers  # by the drafter's name
         self._handles = handles
         self._deliver = deliver
+        self._verify_id = verify_id
         self._fates = fates
         self._open: dict[int, Mirror] = {}
         self._closed: OrderedDict[int, MirrorState] = OrderedDict()
@@ -126,6 +128,7 @@ class LinkMirrors:
                 self._deliver,
                 opening.scope,
                 opening.law,
+                Origin(self._verify_id, sequence_id, epoch),
             ),
         )
         return None

@@ -55,6 +55,15 @@ Deliver = Callable[[list[Answer]], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Which sequence of which verify replica, in the records of both tiers."""
+
+    verify_id: str
+    sequence_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Open:
     """Copy this sequence from now on."""
 
@@ -68,6 +77,7 @@ class Open:
     deliver: Deliver
     scope: str = ""
     law: Law = Law.COUPLED
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class Relay:
                 token_ids=[*token_ids],
                 question=question,
                 deliver=self._delivery(opening.deliver),
+                origin=None,  # one text, however many threads see it
             )
         else:
             news = Extend(handle, [*token_ids[passed.num_sent :]], question)

@@ -15,6 +15,8 @@ from prometheus_client.metrics_core import Metric
 from draft_service.drafters import AheadDrafter, Drafter, TwoSpeed, build_drafters
 from draft_service.meter import DraftMeter
 from draft_service.mirror import LinkMirrors
+from draft_service.scoring import Text
+from draft_service.self_scoring import SelfScores
 from draft_service.stream import LinkStream
 from draft_service.worker import DraftWorker
 from paceline.config import DraftConfig, PacelineConfig
@@ -49,6 +51,7 @@ class DraftService(DraftServiceServicer):
         draft_id: str,
         tokenizer_fingerprint: str,
         telemetry: Telemetry,
+        scores: SelfScores | None = None,
         clock: Callable[[], float] = time.monotonic,
         meter: DraftMeter | None = None,
     ) -> None:
@@ -62,10 +65,18 @@ class DraftService(DraftServiceServicer):
         self._clock = clock
         # Two threads: a look-up of microseconds must not wait behind a forward of tens of milliseconds.
         slow, quick = _by_speed(drafters)
-        slow_worker = DraftWorker("slow", slow, clock=clock) if slow else None
+        self._scores = scores
+        quick_scorer, slow_scorer = (scores.quick, scores.slow) if scores is not None else (None, None)
+        slow_worker = DraftWorker("slow", slow, scorer=slow_scorer, clock=clock) if slow else None
         relayed = slow_worker.post if slow_worker is not None else None
-        quick_worker = DraftWorker("quick", quick, slower=relayed, clock=clock) if quick else None
+        quick_worker = (
+            DraftWorker("quick", quick, slower=relayed, scorer=quick_scorer, clock=clock) if quick else None
+        )
         self._workers = [worker for worker in (quick_worker, slow_worker) if worker is not None]
+        if scores is not None:
+            for worker in self._workers:
+                worker.ended = self._ended
+                worker.may_score = self._may_score
         # A drafter of two speeds is on both, and is asked on the quick one.
         self._worker_of = {
             name: worker for worker in reversed(self._workers) for name in worker.drafter_names
@@ -88,7 +99,21 @@ class DraftService(DraftServiceServicer):
         for worker in self._workers:
             if not await asyncio.to_thread(worker.stop, _STOP_S):
                 log.warning("a drafter hangs, its thread is left behind", extra={"worker": worker.name})
+        if self._scores is not None:
+            await asyncio.to_thread(self._scores.close)
         await asyncio.to_thread(self.telemetry.shutdown)
+
+    def _ended(self, text: Text | None) -> None:
+        """A text is over; on the thread of its drafter."""
+        assert self._scores is not None, "else nobody is told"
+        if text is not None:
+            self._scores.offer(text)
+        for worker in self._workers:
+            worker.nudge()
+
+    def _may_score(self) -> bool:
+        """While no sequence is open: on shared cores even idle drafters would slow the target down."""
+        return self._scores is not None and (self._scores.while_serving or not self.num_sequences)
 
     @property
     def num_mirrors(self) -> int:
@@ -120,6 +145,7 @@ class DraftService(DraftServiceServicer):
             workers=self._worker_of,
             handles=self._handles,
             deliver=stream.deliver,
+            verify_id=hello.verify_id,
             fates=self.fates,
         )
         await context.write(pb.LinkResponse(welcome=self._welcome()))
@@ -181,7 +207,7 @@ def _by_speed(drafters: Mapping[str, Drafter]) -> tuple[dict[str, Drafter], dict
 
 async def create_server(config: PacelineConfig) -> TierServer:
     """The draft tier, models loaded, not yet listening. Raises ConfigError for settings that cannot work."""
-    fingerprint, drafters = await asyncio.to_thread(_load, config)
+    fingerprint, drafters, scores = await asyncio.to_thread(_load, config)
     draft_id = f"draft-{secrets.token_hex(4)}"
     telemetry = Telemetry.setup(config.telemetry, service_name=names.SERVICE_DRAFT, instance_id=draft_id)
     service = DraftService(
@@ -190,6 +216,7 @@ async def create_server(config: PacelineConfig) -> TierServer:
         tokenizer_fingerprint=fingerprint,
         telemetry=telemetry,
         meter=DraftMeter() if config.draft.server.metrics_on is not None else None,
+        scores=scores,
     )
     return serve(service, config.draft)
 
@@ -242,10 +269,12 @@ def serve(service: DraftService, config: DraftConfig) -> TierServer:
     return server
 
 
-def _load(config: PacelineConfig) -> tuple[str, dict[str, Drafter]]:
-    """Fingerprint of the target's tokenizer, and the drafters. Blocks."""
+def _load(config: PacelineConfig) -> tuple[str, dict[str, Drafter], SelfScores | None]:
+    """Fingerprint of the target's tokenizer, the drafters, and their scores if they are wanted. Blocks."""
     tokenizer = Tokenizer.load(resolve_model_dir(config.model.name))
-    return tokenizer.fingerprint, build_drafters(config, tokenizer)
+    drafters = build_drafters(config, tokenizer)
+    scores = SelfScores(config, drafters, tokenizer) if config.draft.scores.dir else None
+    return tokenizer.fingerprint, drafters, scores
 
 
 async def _watch(service: DraftService, server: TierServer, stall_s: float) -> None:

@@ -31,6 +31,8 @@ from draft_service.drafters.base import (
 from draft_service.news import Alone, Answer, Close, Deliver, Drafted, Event, Extend, Open, Question, Refused
 from draft_service.refusal import RefusalReason
 from draft_service.relay import Post, Relay
+from draft_service.scoring import Text
+from draft_service.self_scoring import Scorer
 from paceline.errors import CapacityError
 
 log = logging.getLogger(__name__)
@@ -84,10 +86,17 @@ class DraftWorker:
         drafters: Mapping[str, Drafter],
         *,
         slower: Post | None = None,
+        scorer: Scorer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``slower`` takes news for the thread on which the slower halves of these drafters work."""
+        """``slower`` takes news for the thread on which the slower halves of these drafters work.
+
+        ``scorer`` works whenever ``may_score`` allows it and nobody asks; ``ended`` hears of each text that is over.
+        """
         self.name = name
+        self.may_score: Callable[[], bool] = lambda: not self._sequences
+        self.ended: Callable[[Text | None], None] | None = None
+        self._scorer = scorer
         self._relay = Relay(slower, self.post) if slower is not None else None
         self._drafters = dict(drafters)
         self._clock = clock
@@ -119,6 +128,11 @@ class DraftWorker:
                         del self._inbox[event.handle]
                         continue
                 waiting.append(event)
+            self._wake.notify()
+
+    def nudge(self) -> None:
+        """There may be something to score; from any thread."""
+        with self._wake:
             self._wake.notify()
 
     def stop(self, timeout_s: float) -> bool:
@@ -163,16 +177,18 @@ class DraftWorker:
     def _take(self) -> list[Event] | None:
         """All news since the last time, closes first so that their room is there for the opens; None to end.
 
-        While there are none the drafters tidy up, a piece at a time, so that a question never waits for more than one.
+        While there are none the drafters tidy up, and texts are scored, a piece at a time, so that a question never waits for
+        more than one.
         """
         with self._wake:
             while not (self._inbox or self._asking or self._looking or self._stopping):
-                if not self._untidy:
+                idle_work = self._idle_work()
+                if idle_work is None:
                     self._wake.wait()
                     continue
                 self._wake.release()
                 try:
-                    self._tidy()
+                    idle_work()
                 finally:
                     self._wake.acquire()
             if self._stopping:
@@ -180,6 +196,20 @@ class DraftWorker:
             inbox, self._inbox = self._inbox, {}
         events = [event for waiting in inbox.values() for event in waiting]
         return sorted(events, key=lambda event: not isinstance(event, Close))
+
+    def _idle_work(self) -> Callable[[], None] | None:
+        if self._untidy:
+            return self._tidy
+        if self._scorer is not None and self._scorer.pending and self.may_score():
+            return self._score
+        return None
+
+    def _score(self) -> None:
+        """One piece of one text; a drafter that hangs in it is seen like any other."""
+        assert self._scorer is not None, "somebody has texts"
+        self._busy_since = self._clock()
+        self._scorer.piece()
+        self._busy_since = None
 
     def _tidy(self) -> None:
         """One piece of one drafter's own work."""
@@ -215,7 +245,7 @@ class DraftWorker:
         try:
             if len(self._sequences) >= MAX_SEQUENCES:
                 raise CapacityError(f"{MAX_SEQUENCES} sequences are mirrored here, no more fit", 1.0)
-            drafter.open(handle)
+            self._make_room(drafter, handle)
         except CapacityError as error:
             batch.add(opening.deliver, Refused(handle, RefusalReason.CAPACITY, str(error)))
             return
@@ -225,6 +255,15 @@ class DraftWorker:
             return
         self._sequences[handle] = sequence = _Sequence(opening, opening.token_ids)
         self._ask(handle, sequence, opening.question)
+
+    def _make_room(self, drafter: Drafter, handle: int) -> None:
+        """Scoring gives way to a sequence. Raises CapacityError."""
+        try:
+            drafter.open(handle)
+        except CapacityError:
+            if self._scorer is None or not self._scorer.give_way():
+                raise
+            drafter.open(handle)
 
     def _go_on_alone(self, handle: int) -> None:
         """Without its slower half the drafter is asked again what it had passed on."""
@@ -281,6 +320,8 @@ class DraftWorker:
             self._drafters[sequence.opening.drafter].close(handle)
         except Exception as error:  # against the contract; the thread must live on for the others
             _log_failure(sequence.opening.drafter, len(sequence.token_ids), error)
+        if self.ended is not None:
+            self.ended(_text(sequence))
 
     def _draft(self, name: str) -> None:
         """One batch of one drafter: every sequence that asks it."""
@@ -464,6 +505,21 @@ class DraftWorker:
                     pushed=True,
                 ),
             )
+
+
+def _text(sequence: _Sequence) -> Text | None:
+    """What was committed, as far as it was told; None where it is nobody's, or depends on the drafter."""
+    opening = sequence.opening
+    if opening.origin is None or opening.law.sampled:
+        return None
+    return Text(
+        sequence.token_ids,
+        opening.prompt_len,
+        opening.sampling,
+        opening.vocab_size,
+        opening.scope,
+        opening.origin,
+    )
 
 
 def _proposed(drafter: Drafter, requests: Sequence[DraftRequest]) -> "list[Outcome | Exception]":

@@ -178,6 +178,41 @@ class ModelDrafter:
             raise
         return [draft.answer(self._eos_ids) if id(draft) in through else None for draft in drafts]
 
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """See ``draft_service.scoring.Foretelling``."""
+        return self._eos_ids
+
+    @torch.inference_mode()
+    def foretell(self, request: DraftRequest, following: Sequence[int]) -> list[int] | None:
+        """See ``draft_service.scoring.Foretelling``: one forward, of a prompt only a chunk."""
+        slot, own_vocab = self._slots[request.handle], self._runner.info.vocab_size
+        if slot.sampling is None:
+            slot.sampling = _readable(request.sampling, own_vocab)
+        tokens = [*request.token_ids, *following[:-1]]
+        known = len(request.token_ids) - 1
+        end = next((at for at, token in enumerate(tokens) if token >= own_vocab), len(tokens))
+        count = min(len(following), end - known)
+        if count < 1:
+            return []
+        kept = min(slot.keep_agreed(tokens), known)
+        self._runner.kv.truncate(slot.slot, kept)
+        del slot.read_ids[kept:]
+        slot.num_confirmed = min(slot.num_confirmed, kept)
+        reads_prompt = known - kept > _CHUNK_BESIDE
+        unread = tokens[kept : kept + _CHUNK_BESIDE] if reads_prompt else tokens[kept : known + count]
+        try:
+            logits = self._runner.forward([Segment(slot.slot, kept, unread, 0 if reads_prompt else count)])
+        except BaseException:
+            self._runner.kv.truncate(slot.slot, 0)
+            slot.read_ids, slot.num_confirmed = [], 0
+            raise
+        slot.read_ids += unread
+        if reads_prompt:
+            return None
+        logits[:, request.vocab_size :] = -torch.inf
+        return choose(logits, [self._row_behind(request, following[:at]) for at in range(count)])
+
     @torch.inference_mode()
     def enumerate(self, batch: Sequence[Enumeration]) -> None:
         """One forward: the likeliest outcomes of those that have none yet, else a guess for each of their branches."""
