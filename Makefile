@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROMPTS ?= ../shared/data/spec_bench/question_open.jsonl
 STAMP := $(VENV)/.installed
 
-.PHONY: run test setup model lint protos same-output numerics gpu clean
+.PHONY: run test setup model lint protos same-output numerics replay-equals-live gpu clean
 
 run: setup model  ## the main job: the stack under Ray, six real prompts, plain against speculative
 	$(BIN)/python -m cluster.demo
@@ -47,6 +47,9 @@ same-output: setup model  ## 60 prompts, three drafters, three block lengths, tw
 
 numerics: setup model  ## 200 prompts: alone, in a batch, warm, in pieces, interrupted, giving way, any k: zero divergences
 	$(BIN)/python -m evaluation.numerics --prompts $(PROMPTS)
+
+replay-equals-live: setup model  ## 50 prompts, two temperatures: replayed rounds against live ones, one by one
+	$(BIN)/python -m evaluation.replay_equals_live --prompts $(PROMPTS)
 
 gpu: setup  ## parity, same output and step costs on a GPU, with a random 1B-shaped model
 	$(BIN)/python -m benchmarks.gpu

@@ -156,7 +156,7 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--prompts", type=Path, required=True, help="Spec-Bench questions, JSONL")
-    parser.add_argument("--quick", action="store_true", help="12 prompts x 24 tokens")
+    parser.add_argument("--quick", action="store_true", help="8 prompts x 24 tokens")
     parser.add_argument("--limit", type=int, default=0, help="prompts; default 50")
     parser.add_argument("--max-tokens", type=int, default=0, help="tokens of each; default 64")
     parser.add_argument(
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto")
     args = parser.parse_args()
-    args.limit = args.limit or (12 if args.quick else 50)
+    args.limit = args.limit or (8 if args.quick else 50)
     args.max_tokens = args.max_tokens or (24 if args.quick else 64)
     prompts = load_spec_bench(args.prompts, -(-args.limit // 6))[: args.limit]
     with tempfile.TemporaryDirectory() if args.keep is None else nullcontext(args.keep) as directory:

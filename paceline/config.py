@@ -145,10 +145,15 @@ def _port_unless_said(port: int) -> BeforeValidator:
     return BeforeValidator(lambda value: {"port": port} | value if isinstance(value, dict) else value)
 
 
+def _absolute(directory: str) -> str:
+    """Where the settings were read, not where Ray starts a tier."""
+    return str(Path(directory).expanduser().absolute()) if directory else ""
+
+
 class RecordsConfig(Section):
     """Files about what was served (``paceline.records``), one JSON object a line."""
 
-    dir: str = ""
+    dir: Annotated[str, AfterValidator(_absolute)] = ""
     """Directory of the files. Empty: nothing is recorded."""
     token_ids: bool = False
     """Prompts and outputs as token ids, too: what a replay needs. Without it nothing of a text is in the files."""

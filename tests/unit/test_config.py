@@ -204,3 +204,12 @@ def test_the_distilled_drafter_goes_with_its_target():
     assert "distilled" not in load_config(None, ["model.name=other"]).draft.drafters
     assert set(load_config(None, ["draft.drafters={ngram={kind='ngram'}}"]).draft.drafters) == {"ngram"}
     assert "distilled" in load_config(None, ["draft.kv_slots=3"]).draft.drafters
+
+
+def test_a_directory_for_records_is_where_the_settings_were_read(tmp_path, monkeypatch):
+    """Ray starts tiers elsewhere; empty stays empty."""
+    monkeypatch.chdir(tmp_path)
+    config = load_config(None, ['verify.records.dir="here"', 'draft.scores.dir="~/there"'])
+    assert config.verify.records.dir == str(tmp_path / "here")
+    assert config.draft.scores.dir == str(Path.home() / "there")
+    assert load_config().verify.records.dir == ""
