@@ -108,7 +108,7 @@ def compare(
         recording,
         build_drafters(own, tokenizer),
         always(drafter, k, k_fixed=True),
-        beside=build_beside(own.draft),
+        beside=build_beside(own.draft, tokenizer.fingerprint),
     ).run()
     assert len(replayed) == len(live) == len(recording.requests), "one to one"
     different = []

@@ -117,7 +117,10 @@ def _decode_s(
                 f"the recording is of {recording.model!r}, whose tokenizer is not that of model.name = {config.model.name!r}"
             )
         own = only(config, names)
-        drafters, beside = build_drafters(own, tokenizer, clock=clock), build_beside(own.draft)
+        drafters, beside = (
+            build_drafters(own, tokenizer, clock=clock),
+            build_beside(own.draft, tokenizer.fingerprint),
+        )
     replayed = Replay(recording, drafters, plan_of, beside=beside, clock=clock, policy=policy).run()
     return [one.rounds for one in replayed], sum(one.timings.decode_s for one in replayed)
 

@@ -69,7 +69,7 @@ async def test_replayed_rounds_are_those_of_a_live_run(pair, tmp_path, drafter, 
     recorded = await served(config, tmp_path / "recorded", "random", 2)
     live = await served(config, tmp_path / "live", drafter, k)
     drafters = build_drafters(config, Tokenizer.load(target))
-    beside = build_beside(config.draft)
+    beside = build_beside(config.draft, recorded.tokenizer_fingerprint)
     replay = Replay(recorded, drafters, always(drafter, k, k_fixed=True), beside=beside)
     replayed = replay.run()
     assert [one.output_ids for one in live.requests] == [one.output_ids for one in recorded.requests]

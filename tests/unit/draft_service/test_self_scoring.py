@@ -2,6 +2,7 @@
 
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from paceline.testing.scripted_drafter import ScriptedDrafter
 from paceline.types import Law, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
+TOKENIZER = SimpleNamespace(fingerprint="")
 K = 3
 
 
@@ -227,8 +229,8 @@ def entries(tmp_path):
 def test_a_twin_remembers_earlier_texts_of_the_tenant_and_the_drafter_that_serves_nothing(tmp_path):
     """The second of two equal texts is guessed from the first, another tenant's is not; nothing of a text is in the file."""
     config = settings(tmp_path, k=8)
-    drafters = build_drafters(config, None)
-    scores = SelfScores(config, drafters, None)
+    drafters = build_drafters(config, TOKENIZER)
+    scores = SelfScores(config, drafters, TOKENIZER)
     words = list(range(100, 140))
     for number, scope in ((1, "a"), (2, "a"), (3, "b")):
         scores.offer(text(*words, number=number, scope=scope))
@@ -252,7 +254,7 @@ def test_a_twin_remembers_earlier_texts_of_the_tenant_and_the_drafter_that_serve
 def test_token_ids_are_in_the_scores_only_when_asked_for(tmp_path):
     """Then with the first wrong guess at every position."""
     config = settings(tmp_path, k=2, drafters=("ngram",), token_ids=True)
-    scores = SelfScores(config, build_drafters(config, None), None)
+    scores = SelfScores(config, build_drafters(config, TOKENIZER), TOKENIZER)
     scores.offer(text(1, 2, 3, 1, 2, 4, number=7))
     while scores.quick.pending:
         scores.quick.piece()
@@ -270,4 +272,4 @@ def test_drafters_that_cannot_be_scored_are_refused_in_words(tmp_path, names, wo
     """At start."""
     config = settings(tmp_path, drafters=names)
     with pytest.raises(ConfigError, match=words):
-        SelfScores(config, build_drafters(config, None), None)
+        SelfScores(config, build_drafters(config, TOKENIZER), TOKENIZER)

@@ -1,6 +1,7 @@
 """Replays on scripted traffic: rounds that can be worked out by hand."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from verify_service.beside import build_beside
 from verify_service.controller import Decision, State
 
 GREEDY = SamplingParams(temperature=0.0)
+TOKENIZER = SimpleNamespace(fingerprint="")
 PLAIN = Plan.plain("test")
 
 
@@ -98,9 +100,9 @@ def test_a_drafter_that_remembers_sees_the_texts_in_the_recorded_order(place):
         config = PacelineConfig(draft=DraftConfig(drafters=entries))
         replay = Replay(
             recording(*requests),
-            build_drafters(config, None),
+            build_drafters(config, TOKENIZER),
             always("suffix", 8, k_fixed=True),
-            beside=build_beside(config.draft),
+            beside=build_beside(config.draft, ""),
         )
         return [one.stats.num_accepted_draft_tokens for one in replay.run()]
 
