@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from stack import running_stack, stack_config
+from typer.testing import CliRunner
 
+from cluster.cli import app
 from draft_service.drafters import build_drafters
 from draft_service.scoring import Score
 from evaluation.recordings import load_recording
@@ -88,6 +90,15 @@ async def test_requests_side_by_side_are_replayed_side_by_side(pair, tmp_path):
     rounds = {asked[one.request_id]: one.rounds for one in replayed}
     assert rounds == {(one.sampling.seed, one.max_tokens): one.rounds for one in live.requests}
     assert len(rounds) == 2 * len(QUESTIONS)
+    settings = [
+        "--set",
+        f"draft.drafters.model={{kind='model', model={{name='{pair[1]}', dtype='float32'}}}}",
+    ]
+    told = CliRunner().invoke(
+        app, ["replay", str(tmp_path / "recorded"), "-d", "model", "-k", "4", "--json", *settings]
+    )
+    row = json.loads(told.stdout)["rows"][1]
+    assert (row["name"], row["rounds"]) == ("model k=4", sum(map(len, rounds.values())))
 
 
 async def test_a_draft_replica_scores_itself_and_the_scores_tell_the_rounds(pair, tmp_path):
@@ -112,6 +123,9 @@ async def test_a_draft_replica_scores_itself_and_the_scores_tell_the_rounds(pair
         async with asyncio.timeout(20):
             while len(entries(tmp_path, "scores")) < 3 * len(QUESTIONS):
                 await asyncio.sleep(0.05)
+    refused = CliRunner().invoke(app, ["replay", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "record with verify.records.token_ids = true" in refused.stderr
     served = {(one["verify_id"], one["sequence_id"]): one for one in entries(tmp_path, "requests")}
     by_model = [one for one in entries(tmp_path, "scores") if one["drafter"] == "model"]
     assert len(served) == len(by_model) == len(QUESTIONS)
