@@ -21,6 +21,7 @@ from cluster.topology import WILDCARD_HOSTS
 from paceline.config import PacelineConfig
 from paceline.errors import PacelineError
 from paceline.serving.logs import KeyValueFormatter
+from paceline.serving.steady import steady
 
 if TYPE_CHECKING:
     from paceline.serving.server import TierServer
@@ -126,6 +127,7 @@ class TierActor:
         self._loop = asyncio.get_running_loop()
         create_server = _load(self._spec.factory)
         self._server = await create_server(self._spec.config)
+        steady()
         await self._server.start()
         self._started.set_result(self._server.address)
         await self._server.wait()

@@ -12,6 +12,7 @@ from paceline.config import PacelineConfig, load_config
 from paceline.errors import ConfigError, PacelineError
 from paceline.serving import logs
 from paceline.serving.server import TierServer
+from paceline.serving.steady import steady
 
 _logger = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ async def _serve(tier: str, build: Build, config: PacelineConfig) -> None:
         building.cancel()
         return
     server = building.result()
+    steady()
     try:
         await server.start()
         print(f"listening on {server.address}", flush=True)
