@@ -14,9 +14,11 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from prometheus_client.metrics_core import Metric
 
 from draft_service.drafters import Drafter, build_drafters
 from draft_service.drafters.base import tidy
@@ -25,6 +27,7 @@ from draft_service.scoring import Score, Scoring, Text
 from paceline.config import PacelineConfig, ScoresConfig
 from paceline.errors import CapacityError, ConfigError
 from paceline.records import RecordWriter, Schema
+from paceline.telemetry.metrics import counter
 from paceline.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -182,6 +185,21 @@ class SelfScores:
         for scorer in (self.quick, self.slow):
             if scorer.has_drafters and text.num_output > 0:
                 scorer.offer(text)
+
+    def metrics(self) -> Iterator[Metric]:
+        """What is missing in the files."""
+        yield counter(
+            "paceline_records_lost",
+            "Records that were not written: the queue was full, or the disk said no.",
+            ("records", "reason"),
+            {(NAME, "queue"): self.writer.dropped, (NAME, "disk"): self.writer.lost},
+        )
+        yield counter(
+            "paceline_draft_texts_not_scored",
+            "Texts that found the backlog full, no room, or a drafter that failed.",
+            (),
+            {(): self.quick.dropped + self.slow.dropped},
+        )
 
     def close(self) -> None:
         """Write what waits; texts that are not scored yet are left. Blocks."""

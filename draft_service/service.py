@@ -65,7 +65,7 @@ class DraftService(DraftServiceServicer):
         self._clock = clock
         # Two threads: a look-up of microseconds must not wait behind a forward of tens of milliseconds.
         slow, quick = _by_speed(drafters)
-        self._scores = scores
+        self.scores = scores
         quick_scorer, slow_scorer = (scores.quick, scores.slow) if scores is not None else (None, None)
         slow_worker = DraftWorker("slow", slow, scorer=slow_scorer, clock=clock) if slow else None
         relayed = slow_worker.post if slow_worker is not None else None
@@ -99,21 +99,21 @@ class DraftService(DraftServiceServicer):
         for worker in self._workers:
             if not await asyncio.to_thread(worker.stop, _STOP_S):
                 log.warning("a drafter hangs, its thread is left behind", extra={"worker": worker.name})
-        if self._scores is not None:
-            await asyncio.to_thread(self._scores.close)
+        if self.scores is not None:
+            await asyncio.to_thread(self.scores.close)
         await asyncio.to_thread(self.telemetry.shutdown)
 
     def _ended(self, text: Text | None) -> None:
         """A text is over; on the thread of its drafter."""
-        assert self._scores is not None, "else nobody is told"
+        assert self.scores is not None, "else nobody is told"
         if text is not None:
-            self._scores.offer(text)
+            self.scores.offer(text)
         for worker in self._workers:
             worker.nudge()
 
     def _may_score(self) -> bool:
         """While no sequence is open: on shared cores even idle drafters would slow the target down."""
-        return self._scores is not None and (self._scores.while_serving or not self.num_sequences)
+        return self.scores is not None and (self.scores.while_serving or not self.num_sequences)
 
     @property
     def num_mirrors(self) -> int:
@@ -229,6 +229,8 @@ def _metrics(service: DraftService) -> Metrics | None:
     metrics.add(lambda: [build_info(names.SERVICE_DRAFT, service.draft_id), spans_lost(service.telemetry)])
     metrics.add(meter.collect)
     metrics.add(lambda: _state(service))
+    if service.scores is not None:
+        metrics.add(service.scores.metrics)
     return metrics
 
 

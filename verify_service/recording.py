@@ -8,9 +8,12 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from prometheus_client.metrics_core import Metric
+
 from paceline.config import VerifyConfig
 from paceline.engine import Runner
 from paceline.records import RecordWriter, Schema
+from paceline.telemetry.metrics import counter
 from paceline.types import RoundRecord
 from verify_service.costs import CostTable
 from verify_service.link_client import scope_of
@@ -59,6 +62,16 @@ def open_records(
         "costs": asdict(costs) if costs is not None else None,
     }
     return RecordWriter(config.records, NAME, header=header, schema=SCHEMA, section="verify.records")
+
+
+def records_lost(writer: RecordWriter) -> Metric:
+    """Records that are missing in the files."""
+    return counter(
+        "paceline_records_lost",
+        "Records that were not written: the queue was full, or the disk said no.",
+        ("records", "reason"),
+        {(NAME, "queue"): writer.dropped, (NAME, "disk"): writer.lost},
+    )
 
 
 class Recording:

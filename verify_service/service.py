@@ -33,7 +33,7 @@ from verify_service.costs import CostTable, load_or_measure, simulated_table
 from verify_service.engine import Engine
 from verify_service.link_client import LinkClient, LinkEvents
 from verify_service.meter import Meter, engine_state
-from verify_service.recording import Recording, open_records
+from verify_service.recording import Recording, open_records, records_lost
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Run
 from verify_service.sequence import Sequence as Decoding
 from verify_service.spans import DecodeSpans
@@ -295,6 +295,8 @@ async def create_server(config: PacelineConfig) -> TierServer:
     beside = build_beside(config.draft, runner.info.tokenizer_fingerprint)
     engine = Engine(runner, config.verify, loop, costs, beside, meter)
     metrics = _metrics(engine, meter, runner, telemetry, verify_id) if meter is not None else None
+    if metrics is not None and writer is not None:
+        metrics.add(lambda: [records_lost(writer)])
     server = TierServer(config.verify.server, services=[SERVICE], section="verify.server", metrics=metrics)
     hello = draft_pb2.LinkHello(
         verify_id=verify_id,

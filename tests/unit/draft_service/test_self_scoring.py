@@ -273,3 +273,15 @@ def test_drafters_that_cannot_be_scored_are_refused_in_words(tmp_path, names, wo
     config = settings(tmp_path, drafters=names)
     with pytest.raises(ConfigError, match=words):
         SelfScores(config, build_drafters(config, TOKENIZER), TOKENIZER)
+
+
+def test_what_is_missing_is_counted_in_the_metrics(tmp_path):
+    """Texts that were not scored, records that were not written."""
+    config = settings(tmp_path, backlog=10)
+    scores = SelfScores(config, build_drafters(config, TOKENIZER), TOKENIZER)
+    for number in range(1, 4):
+        scores.offer(text(1, 2, 3, 4, number=number))
+    found = {sample.name: sample.value for metric in scores.metrics() for sample in metric.samples}
+    assert found["paceline_draft_texts_not_scored_total"] == 1
+    assert found["paceline_records_lost_total"] == 0
+    scores.close()
