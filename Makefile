@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROMPTS ?= ../shared/data/spec_bench/question_open.jsonl
 STAMP := $(VENV)/.installed
 
-.PHONY: run test setup model lint protos same-output numerics replay-equals-live gpu clean
+.PHONY: run test setup model lint protos same-output numerics replay-equals-live gpu compose-test clean
 
 run: setup model  ## the main job: the stack under Ray, six real prompts, plain against speculative
 	$(BIN)/python -m cluster.demo
@@ -31,6 +31,8 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
+	$(BIN)/hadolint Dockerfile deploy/trial/Dockerfile
+	$(BIN)/compose-lint docker-compose.yml
 
 # The stubs are committed. Their generator wants an older protobuf than the rest, so it has an environment of its own.
 protos:
@@ -53,6 +55,9 @@ replay-equals-live: setup model  ## 50 prompts, two temperatures: replayed round
 
 gpu: setup  ## parity, same output and step costs on a GPU, with a random 1B-shaped model
 	$(BIN)/python -m benchmarks.gpu
+
+compose-test: setup  ## docker compose up, killed, cut off and taken down; brings an engine up where root can have one
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m deploy.trial
 
 clean:
 	rm -rf $(VENV) .venv-protos build dist

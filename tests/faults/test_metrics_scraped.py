@@ -127,3 +127,37 @@ async def test_a_metrics_port_that_is_taken_is_said_with_the_setting(pair: tuple
                 await second.start()
         finally:
             await second.stop(0)
+
+
+async def test_every_query_of_dashboards_and_alerts_names_what_the_tiers_offer(
+    pair: tuple[Path, Path],
+) -> None:
+    """Each metric exists in a real scrape, with each label that the query groups or filters by."""
+    from deploy.trial.promql import dashboard_queries, recording_rules
+
+    async with running_stack(stack_config(*pair, ["router.holdout=0.5"])) as stack:
+        await load(stack)
+        for number in range(12):  # as the router decides: some are held out
+            await stack.generate(text=f"abc {number}", mode=None, task_type="rewriting", max_tokens=24)
+        offered: dict[str, set[str]] = {"up": {"job", "tier", "instance"}}
+        for server in (stack.router, stack.verify, stack.draft):
+            for name, labels in await scrape(server.metrics_address):
+                offered.setdefault(name, {"job", "tier", "instance"}).update(key for key, _ in labels)
+    # Known only after minutes, or where a rollout, a guard or a comparison has begun.
+    offered.setdefault("paceline_holdout_p99_ratio", set()).update({"task_type", "metric", "bound"})
+    offered.setdefault("paceline_guard_state", set()).update({"task_type", "drafter", "state"})
+    for where, query in dashboard_queries() + recording_rules():
+        names = set(
+            re.findall(
+                r"\b(?:paceline|gen_ai|process)_\w+|\bup\b", re.sub(r"\{[^}]*\}|\([^()]*_mode\)", "", query)
+            )
+        )
+        names -= {"paceline_mode"}
+        assert names, where
+        for name in names:
+            assert name in offered, f"{where}: {name}"
+        wanted = set(re.findall(r"(\w+)\s*(?:=~|!=|=)\s*\"", query))
+        for group in re.findall(r"\bby \(([^)]*)\)", query):
+            wanted |= {label.strip() for label in group.split(",")}
+        for label in wanted:
+            assert any(label in offered[name] for name in names), f"{where}: {label}"

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from paceline.compiled import PREBUILT
@@ -71,14 +72,16 @@ def prebuild(directory: Path) -> list[Path]:
     if platform.machine() != "x86_64":
         return []  # other processors: torch operations, until somebody measures kernels there
     directory.mkdir(parents=True, exist_ok=True)
-    made = []
-    for level, (architecture, _) in LEVELS.items():
-        common = [option for option in _OPTIONS if not option.startswith("-march")]
+    common = [option for option in _OPTIONS if not option.startswith("-march")]
+
+    def make(level: str) -> Path:
         fused = "off" if level.startswith("avx512") else "fast"
         target = directory / _prebuilt_name(level)
-        _compile(compiler, [*common, *architecture, f"-ffp-contract={fused}"], target)
-        made.append(target)
-    return made
+        _compile(compiler, [*common, *LEVELS[level][0], f"-ffp-contract={fused}"], target)
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # each waits for a compiler
+        return list(threads.map(make, LEVELS))
 
 
 def _prebuilt() -> Path | None:
