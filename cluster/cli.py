@@ -122,8 +122,12 @@ def up(
             if cluster.log_dir:
                 typer.echo(f"Logs, kept after the stop, too: {cluster.log_dir}")
             pids = cluster.pids()
-            for name, address in zip(cluster.names, cluster.all_addresses, strict=True):
-                typer.echo(f"  {name:<10} {address:<22} pid {pids[name]}")
+            for tier in cluster.tiers:
+                port = tier.replica.server.metrics_on
+                metrics = f", /metrics on port {port}" if port else ""
+                typer.echo(
+                    f"  {tier.replica.name:<10} {tier.address:<22} pid {pids[tier.replica.name]}{metrics}"
+                )
             where = (
                 "" if cluster.router_address == DEFAULT_ADDRESS else f" --address {cluster.router_address}"
             )

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -311,9 +312,12 @@ class Trial:
             await self.crash_verify()
             await self.kill_router()
             await self.partition()
-        except Exception as error:
+        except BaseException as error:
             self.bar("trial", ok=False, error=f"{type(error).__name__}: {error}")
             print(self.compose("logs", "--tail", "25")[-6000:])
+            if not isinstance(error, Exception):
+                self.down()
+                raise
         self.down()
 
 
@@ -354,6 +358,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.trial", description=__doc__)
     parser.add_argument("--built", action="store_true", help="the images are there: build nothing")
     built = parser.parse_args().built
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an engine that was brought up here goes, too
     say = Say()
     try:
         with engine(say) as docker:
