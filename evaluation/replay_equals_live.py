@@ -9,7 +9,8 @@ round the tokens drafted, accepted and committed are compared, and how its block
 
 Requests that name k are held to it, and ``verify.draft_wait_least_s`` makes a round wait for its drafter however busy the
 machine is, so that time decides nothing; rounds without an answer all the same are counted, and count as different. A
-cascade is not among the drafters: it decides by time. The last line is ``RESULT {json}``; the exit status is 0 iff all are equal.
+cascade is not among these drafters: it decides by time, and so does the controller; ``--estimates`` shows how near a replay
+comes to them. The last line is ``RESULT {json}``; the exit status is 0 iff all are equal.
 """
 
 import argparse
@@ -26,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from draft_service.drafters import build_drafters
+from evaluation.direct_link import VirtualClock
 from evaluation.recordings import Recorded, Recording, load_recording
 from evaluation.replay import Replay, always
-from evaluation.replay_table import only
+from evaluation.replay_table import Figures, only, table
 from evaluation.tiers import tier
 from evaluation.workload import Prompt, load_spec_bench
 from paceline.client import Client, generate_request
@@ -47,12 +49,17 @@ DRAFTERS = {
     "distilled": "{kind='distilled'}",
     "self": "{kind='model'}",
     "random": "{kind='random'}",
+    "pool": "{kind='suffix'}",
+    "mix": "{kind='cascade', members=['pool', 'distilled']}",
 }
+ESTIMATED = ("distilled", "mix")
 TEMPERATURES = (0.0, 0.8)
 TENANTS = 2
 
 
-async def serve(address: str, prompts: Sequence[Prompt], drafter: str, k: int, max_tokens: int) -> None:
+async def serve(
+    address: str, prompts: Sequence[Prompt], drafter: str, k: int | None, max_tokens: int
+) -> None:
     """Every prompt at every temperature, one after the other: a drafter that remembers sees them in this order."""
     async with Client(address) as client:
         for temperature in TEMPERATURES:
@@ -83,10 +90,12 @@ async def serve_all(args: argparse.Namespace, settings: Sequence[str], prompts: 
             tier("router", [*settings, f'router.verify_endpoints=["{verify}"]'])
         )
         await _until_linked(router)
-        for drafter, k in (RECORDED, *LIVE):
+        estimated = [(drafter, None) for drafter in ESTIMATED] if args.estimates else []
+        for drafter, k in (RECORDED, *LIVE, *estimated):
             began = time.monotonic()
             await serve(router, prompts, drafter, k, args.max_tokens)
-            print(f"served by {drafter}, k={k}: {time.monotonic() - began:.0f} s", flush=True)
+            depth = "by the controller" if k is None else f"k={k}"
+            print(f"served by {drafter}, {depth}: {time.monotonic() - began:.0f} s", flush=True)
 
 
 async def _until_linked(router: str) -> None:
@@ -152,6 +161,29 @@ def compare(
     }
 
 
+def estimate(
+    config: PacelineConfig, recording: Recording, live: Sequence[Recorded], drafter: str
+) -> dict[str, Any]:
+    """A drafter under the controller: how near the replay comes, whose time is made of recorded costs."""
+    tokenizer = Tokenizer.load(resolve_model_dir(config.model.name))
+    own, clock = only(config, [drafter]), VirtualClock()
+    replayed = Replay(
+        recording,
+        build_drafters(own, tokenizer, clock=clock),
+        always(drafter, live[0].plan.k_max, k_fixed=False),
+        beside=build_beside(own.draft, tokenizer.fingerprint),
+        clock=clock,
+    ).run()
+    figures = {
+        name: Figures.of(name, [one.rounds for one in requests])
+        for name, requests in (("live", live), ("replayed", replayed))
+    }
+    print(f"{drafter}, by the controller (an estimate):")
+    for line in table(list(figures.values())):
+        print(f"  {line}", flush=True)
+    return {"drafter": drafter, **{name: one.to_json() for name, one in figures.items()}}
+
+
 def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -159,6 +191,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="8 prompts x 24 tokens")
     parser.add_argument("--limit", type=int, default=0, help="prompts; default 50")
     parser.add_argument("--max-tokens", type=int, default=0, help="tokens of each; default 64")
+    parser.add_argument(
+        "--estimates",
+        action="store_true",
+        help="also drafters under the controller, live and replayed: near, not equal",
+    )
     parser.add_argument(
         "--keep", type=Path, help="directory for the recordings, which are kept; default: none is"
     )
@@ -183,13 +220,24 @@ def main() -> None:
         everything = load_recording([Path(directory)])
     passes = {
         (drafter, k): [
-            one for one in everything.requests if (one.plan.drafter, one.plan.k_max) == (drafter, k)
+            one
+            for one in everything.requests
+            if (one.plan.drafter, one.plan.k_max, one.plan.k_fixed) == (drafter, k, True)
         ]
         for drafter, k in (RECORDED, *LIVE)
     }
     recording = replace(everything, requests=tuple(passes[RECORDED]))
     config = load_config(None, settings)
     rows = [compare(config, recording, passes[drafter, k], drafter, k) for drafter, k in LIVE]
+    under_controller = {
+        drafter: [one for one in everything.requests if one.plan.drafter == drafter and not one.plan.k_fixed]
+        for drafter in ESTIMATED
+    }
+    estimates = [
+        estimate(config, recording, requests, drafter)
+        for drafter, requests in under_controller.items()
+        if requests
+    ]
     unequal = sum(row["requests"] - row["equal"] for row in rows)
     result = {
         "benchmark": "replay_equals_live",
@@ -200,6 +248,7 @@ def main() -> None:
         "max_tokens": args.max_tokens,
         "recorded": {"drafter": RECORDED[0], "k": RECORDED[1], "requests": len(recording.requests)},
         "rows": rows,
+        "estimates": estimates,
         "bars": {"requests_that_differ": {"value": unequal, "sign": "<=", "bar": 0}},
     }
     print("RESULT " + json.dumps(result))

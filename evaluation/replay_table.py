@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from draft_service.drafters import Drafter, build_drafters
+from evaluation.direct_link import VirtualClock
 from evaluation.recordings import Recording, Round
-from evaluation.replay import PlanOf, Replay, VirtualClock, always
+from evaluation.replay import PlanOf, Replay, always
 from paceline.config import PacelineConfig
 from paceline.errors import ConfigError
 from paceline.model_store import resolve_model_dir
