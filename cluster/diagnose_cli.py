@@ -25,7 +25,7 @@ def add_diagnose(app: typer.Typer, errors: Callable[[], AbstractContextManager[N
         records: Annotated[
             Path | None,
             typer.Option(
-                help="Requests, one JSON object a line, as `generate --json` and `check` write them."
+                help="Requests, one JSON object a line, as `generate --json`, `check` and verify.records write them."
             ),
         ] = None,
         offline: Annotated[

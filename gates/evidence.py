@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gates.bimodal import Blocks
+from gates.served import as_record
 from router.ledger.group import Arm, Group, batch_bucket, temperature_bucket
 from router.ledger.sums import (
     AT,
@@ -82,16 +83,22 @@ def from_rows(
 
 
 def from_records(lines: Iterable[str], offline: Mapping[str, float] = {}) -> Evidence:
-    """Requests as ``paceline generate --json`` and ``paceline check`` write them, one JSON object a line.
+    """Requests as ``generate --json``, ``check`` and a replica's ``verify.records`` write them, one JSON object a line.
 
     Raises ValueError naming the line that is none.
     """
-    seen = []
+    seen, numerics = [], ""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            seen.append(from_record(json.loads(line), number))
+            record = json.loads(line)
+            kind = record.get("kind")
+            if kind == "replica":
+                numerics = record["model"]["numerics"]
+            record = as_record(record, numerics) if kind == "requests" else None if kind else record
+            if record is not None:
+                seen.append(from_record(record, number))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"line {number}: no record of a request ({type(error).__name__}: {error})"
