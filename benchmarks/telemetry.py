@@ -160,9 +160,11 @@ def figures(stacks: dict[str, Stack], rounds: int, tokens: int) -> dict[str, obj
     for arm in ARMS[1:]:
         for name in ("wall", "cpu"):
             ratios = [a / b - 1 for a, b in zip(getattr(stacks[arm], name), getattr(base, name), strict=True)]
+            whole = sum(getattr(stacks[arm], name)) / sum(getattr(base, name)) - 1
             minimum = min(getattr(stacks[arm], name)) / min(getattr(base, name)) - 1
             spread = statistics.quantiles(ratios, n=4) if len(ratios) > 3 else [min(ratios), 0, max(ratios)]
             result[f"{arm}_{name}"] = {
+                "whole": round(whole, 4),
                 "median": round(statistics.median(ratios), 4),
                 "minima": round(minimum, 4),
                 "quartiles": [round(spread[0], 4), round(spread[2], 4)],

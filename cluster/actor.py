@@ -34,6 +34,10 @@ RETRY_S = 1.0
 HOST_NAME = "PACELINE_HOST_NAME"
 """Environment variable of a node: the name by which other nodes reach it; without it they use its address."""
 
+LOG_FILE = "PACELINE_LOG_FILE"
+"""Environment variable of a node: where its tiers log. Ray keeps their standard error in files of its own, which in a
+container nobody would find; the container's own output is /proc/1/fd/2."""
+
 logger = logging.getLogger("paceline.cluster")
 
 
@@ -64,7 +68,7 @@ class TierActor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: TierServer | None = None
         self._started: concurrent.futures.Future[str] = concurrent.futures.Future()
-        self._log = _log_to(spec.log_path)
+        self._log = _log_to(spec.log_path or os.environ.get(LOG_FILE, ""))
         logger.info("starting", extra={"tier": spec.name, "pid": os.getpid()})
         self._thread = threading.Thread(target=self._run, name=f"{spec.name}-loop", daemon=True)
         self._thread.start()

@@ -121,25 +121,24 @@ def engine(say: "Say") -> Iterator[Docker]:
 
 def _install() -> None:
     """dockerd, from the distribution."""
-    if shutil.which("dockerd"):
-        return
+    if not shutil.which("dockerd"):
+        _apt("no container engine runs", "docker.io", "iptables")
+
+
+def _apt(why: str, *packages: str) -> None:
     if os.geteuid() != 0:
-        raise NoEngineError("no container engine runs, and only root can install one")
+        raise NoEngineError(f"{why}, and only root can install {', '.join(packages)}")
     if not shutil.which("apt-get"):
-        raise NoEngineError("no container engine runs, and there is no apt-get to install one with")
-    packages = ["docker.io", "debootstrap", "iptables"]
-    for command in (
-        ["apt-get", "update", "-q"],
-        ["apt-get", "install", "-yq", "--no-install-recommends", *packages],
-    ):
+        raise NoEngineError(f"{why}, and there is no apt-get to install {', '.join(packages)} with")
+    install = ["apt-get", "install", "-yq", "--no-install-recommends", *packages]
+    for command in (["apt-get", "update", "-q"], install):
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=300, check=False,
             env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
         )  # fmt: skip
         if done.returncode:
-            raise NoEngineError(
-                f"{' '.join(command[:2])}: {(done.stderr.strip() or 'failed').splitlines()[-1]}"
-            )
+            last = (done.stderr.strip() or "failed").splitlines()[-1]
+            raise NoEngineError(f"{why}; {' '.join(command[:2])}: {last}")
 
 
 def prepare_images(docker: Docker, say: "Say") -> list[str]:
@@ -173,8 +172,10 @@ def _is_stand_in(docker: Docker, image: str) -> bool:
 
 def _base(docker: Docker, say: "Say") -> None:
     """A minimal Debian with Python under the base image's name, with the CPU build of torch at hand."""
-    if os.geteuid() != 0 or not shutil.which("debootstrap"):
+    if os.geteuid() != 0:
         raise NoEngineError(f"no registry for {BASE} can be reached, and debootstrap needs root")
+    if not shutil.which("debootstrap"):
+        _apt(f"no registry for {BASE} can be reached", "debootstrap")
     say(f"no registry can be reached: making {BASE} with debootstrap")
     with tempfile.TemporaryDirectory(dir=HOME if HOME.exists() else None) as work:
         root = Path(work) / "root"
