@@ -6,9 +6,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from planted import record
+from typer.testing import CliRunner
 
 from cluster.check_page import as_json, html
 from cluster.check_words import advice, conclusion, page_lines
+from cluster.cli import app
 from gates.bootstrap import ratio_of_quantiles, ratio_of_sums
 from gates.capacity import Memory
 from gates.check import Facts, PairOfRuns, Verdict, judge
@@ -238,3 +240,19 @@ def test_a_ledger_is_judged_by_its_own_bounds():
         assert max(map(len, page_lines(check))) <= 80
         assert html(check)
     assert verdict == {"healthy": Verdict.YES, "slow": Verdict.NO}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ([], 2, "either a file of requests or --ledger"),
+        (["x.jsonl", "--simulate", "8b+1b"], 2, "need --start"),
+        (["--ledger", "nowhere.sqlite"], 2, "no such file"),
+        (["x.jsonl", "--address", "127.0.0.1:1"], 3, "nobody listens there"),
+    ],
+)
+def test_wrong_input_has_an_exit_status_of_its_own(arguments, status, words):
+    """2 is wrong input, 3 nobody there; 1 is kept for gates that do not hold."""
+    done = CliRunner().invoke(app, ["check", *arguments])
+    assert done.exit_code == status, done.output
+    assert words in done.output
