@@ -17,13 +17,13 @@ from gates.traffic import Asked
 from paceline.client import Chunk, Client, Finished, Started, generate_request
 from paceline.errors import PacelineError, PeerLostError
 from paceline.serving.channel import error_from_rpc, open_channel
-from paceline.types import Mode
+from paceline.types import Mode, ProposalOutcome, RoundRecord
 from paceline.v1 import verify_pb2, verify_pb2_grpc
 
 _BLOCK = 6
 """Requests of one way in a row, at least: a neighbour on the machine meets both ways alike."""
-_ROUND_FIELDS = ("drafted", "accepted", "ignored", "committed", "batch_sequences", "batch_rows")
-"""Of each round, in the records."""
+_ROUND_COUNTS = ("drafted", "accepted", "ignored", "committed", "batch_sequences", "batch_rows")
+_ROUND_TIMES = ("draft_s", "network_s", "wait_s", "verify_s")
 _MODES = {PLAIN: Mode.PLAIN, SPECULATIVE: Mode.SPECULATIVE}
 
 
@@ -137,14 +137,24 @@ async def _one(
                     "key": asked.key,
                     "temperature": asked.temperature or 0.0,
                     "at": time.time(),
-                    "rounds": [
-                        {name: getattr(one, name) for name in _ROUND_FIELDS}
-                        for summary in known
-                        for one in summary.rounds
-                    ],
+                    "rounds": [_round(one) for summary in known for one in summary.rounds if _asked(one)],
                 }
                 return record_of(started, event, ids) | extra
     raise PacelineError("the stream ended without an answer")
+
+
+def _asked(one: RoundRecord) -> bool:
+    """Whether a drafter was asked for the round; plain ones are left out of the records, they say nothing more."""
+    return one.outcome is not ProposalOutcome.NONE
+
+
+def _round(one: RoundRecord) -> dict[str, Any]:
+    counts = {name: getattr(one, name) for name in _ROUND_COUNTS}
+    return (
+        counts
+        | {name: round(getattr(one, name), 6) for name in _ROUND_TIMES}
+        | {"outcome": one.outcome.value}
+    )
 
 
 async def memory_of(address: str, drafter: str) -> tuple[Memory | None, bool, int]:

@@ -17,7 +17,6 @@ from gates.bootstrap import Estimate, Floats, bootstrap, ratio_of_quantiles, rat
 from gates.capacity import FILL, Memory
 from gates.evidence import Seen, blocks_of, sums
 from gates.plan import cost
-from router.evidence import break_even
 from router.ledger.sums import AT, Row
 
 GOLDEN_ACCEPTANCE = 0.60
@@ -239,11 +238,12 @@ def _task(name: str, pairs: Sequence[PairOfRuns]) -> TaskCheck:
     rows = [pair.speculative.row for pair in pairs]
     row = sums(pair.speculative for pair in pairs)
     share = ratio_of_sums(_column(rows, "accepted"), _column(rows, "drafted"))
-    measured = _break_even(row, [pair.plain.row for pair in pairs])
-    needed = GOLDEN_ACCEPTANCE if measured is None else measured
+    measured = _margin(pairs)
+    # What is needed is what is left of the share where the margin is taken off.
+    needed = min(1.0, max(0.0, share.value - measured.value)) if share and measured else GOLDEN_ACCEPTANCE
     speed, tail = _speed(pairs), _tail_of(pairs, "total_ns")
     rounds = max(1, int(row[AT["spec_rounds"]]))
-    margin = _margin(pairs) if measured is not None else less(share, GOLDEN_ACCEPTANCE)
+    margin = measured or less(share, GOLDEN_ACCEPTANCE)
     acceptance = above(margin, 0.0) if len(pairs) >= FEWEST else Verdict.OPEN
     verdict, words = worth_it(len(pairs), acceptance, speed, tail)
     return TaskCheck(
@@ -263,30 +263,32 @@ def _task(name: str, pairs: Sequence[PairOfRuns]) -> TaskCheck:
     )
 
 
-def _break_even(row: Row, plain: Sequence[Row]) -> float | None:
-    """The accepted share that breaks even, from rounds with a draft and the plain runs of the same requests."""
-    tokens, decode_s = _column(plain, "timed_tokens").sum(), _column(plain, "decode_ns").sum() * 1e-9
-    if not tokens or not decode_s:
-        return None
-    return break_even(row, decode_s / tokens)
-
-
 def _margin(pairs: Sequence[PairOfRuns]) -> Estimate | None:
     """Accepted share less break-even, both from the same resampled requests: costs are as uncertain as acceptance."""
-    names = ("accepted", "drafted", "rounds", "spec_rounds", *_ROUND_TIMES)
-    columns = [_column([pair.speculative.row for pair in pairs], name) for name in names]
-    columns += [_column([pair.plain.row for pair in pairs], name) for name in ("decode_ns", "timed_tokens")]
+    after, before = ([getattr(pair, way) for pair in pairs] for way in ("speculative", "plain"))
+    rows, plain_rows = [one.row for one in after], [one.row for one in before]
+    rounds, spent_ns = _asking(after)
+    columns = [_column(rows, "accepted"), _column(rows, "drafted"), rounds, spent_ns]
+    columns += [_column(plain_rows, "decode_ns"), _column(plain_rows, "timed_tokens")]
 
     def margin(drawn: Floats) -> Floats:
-        sums = np.moveaxis(drawn.sum(axis=-2), -1, 0)
-        accepted, drafted, rounds, with_draft = sums[:4]
+        accepted, drafted, asked, spent, plain, tokens = np.moveaxis(drawn.sum(axis=-2), -1, 0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            plain = sums[-2] / sums[-1]
-            spent = sums[4:-2].sum(axis=0) - (rounds - with_draft) * plain
-            found: Floats = (accepted - (spent / plain - with_draft)) / drafted
+            found: Floats = (accepted - (spent * tokens / plain - asked)) / drafted
         return found
 
     return bootstrap(np.stack(columns, axis=1), margin)
+
+
+def _asking(seen: Sequence[Seen]) -> tuple[Floats, Floats]:
+    """Rounds that asked a drafter, and their time, one entry a request; where rounds are not known all are taken."""
+    if any(one.asked_rounds for one in seen):
+        return np.array([float(one.asked_rounds) for one in seen]), np.array(
+            [float(one.asked_ns) for one in seen]
+        )
+    rows = [one.row for one in seen]
+    spent: Floats = np.sum([_column(rows, name) for name in _ROUND_TIMES], axis=0)
+    return _column(rows, "rounds"), spent
 
 
 def less(share: Estimate | None, needed: float) -> Estimate | None:

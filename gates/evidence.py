@@ -45,6 +45,9 @@ class Seen:
     token_ids: tuple[int, ...] = ()
     key: str = ""
     """The same for requests that must give the same tokens: prompt, parameters, seed."""
+    asked_rounds: int = 0
+    asked_ns: int = 0
+    """Rounds for which a drafter was asked, whatever came of it, and their time; 0 where rounds are not known."""
 
     @property
     def way(self) -> str:
@@ -164,7 +167,11 @@ def from_record(record: Mapping[str, Any], number: int = 0) -> Seen:
     ids = record.get("token_ids") or ()
     at = float(record.get("at", number))
     key = str(record.get("key", ""))
-    return Seen(group, at, row, bins, blocks, record.get("numerics", ""), tuple(map(int, ids)), key)
+    asked = [one for one in rounds if one.get("outcome", "none") != "none" and "verify_s" in one]
+    return Seen(
+        group, at, row, bins, blocks, record.get("numerics", ""), tuple(map(int, ids)), key, len(asked),
+        nanoseconds(sum(one["draft_s"] + one["network_s"] + one["wait_s"] + one["verify_s"] for one in asked)),
+    )  # fmt: skip
 
 
 def _blocks(rounds: Iterable[Mapping[str, Any]]) -> Blocks:
