@@ -96,7 +96,7 @@ def test_a_good_pair_passes_all_gates():
 
 
 def test_a_kv_budget_too_small_fails_memory_alone():
-    """256 sequences of 130 tokens do not fit beside a drafter of 2.5 GB."""
+    """512 sequences of 130 tokens do not fit beside a drafter of 2.5 GB."""
     small = Facts(**{name: getattr(FACTS, name) for name in FACTS.__dataclass_fields__} | {"sequences": 512})
     check = judge(pairs({"code": 0.8}), small)
     assert verdicts(check) == (Verdict.NO, Verdict.YES, Verdict.YES)
@@ -107,9 +107,11 @@ def test_a_kv_budget_too_small_fails_memory_alone():
 
 def test_a_drafter_of_acceptance_03_fails_acceptance_alone():
     """The depth gives way, so the tail holds; the share is under break-even."""
-    check = judge(pairs({"code": 0.3}, round_s=0.075, tokens=160), FACTS)
-    assert check.acceptance is Verdict.NO
-    assert check.memory.verdict is Verdict.YES
+    check = judge(pairs({"code": 0.3}, round_s=0.045, tokens=160), FACTS)
+    assert verdicts(check) == (Verdict.YES, Verdict.NO, Verdict.YES)
+    assert check.tasks[0].share.value == pytest.approx(0.106, abs=0.02)
+    assert check.tasks[0].needed == pytest.approx((45 / 28 - 1) / 4, abs=0.01)
+    assert check.tasks[0].verdict is Verdict.NO
 
 
 def test_a_heavy_tail_fails_the_tail_alone():
