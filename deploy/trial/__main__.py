@@ -54,7 +54,7 @@ class Trial:
         acting: asyncio.Future[None] | None = None
         try:
             async with Client(ADDRESS) as client:
-                asked = {
+                asked: dict[str, Any] = {
                     "messages": [("user", PROMPT)],
                     "temperature": 0.0,
                     "max_tokens": TOKENS,
