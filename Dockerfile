@@ -27,7 +27,7 @@ RUN uv pip install --no-cache -c constraints.txt ${TORCH_BACKEND:+--torch-backen
 COPY . .
 RUN pip install --no-cache-dir --no-deps --editable . \
  && python deploy/prebuild.py /opt/paceline/native \
- && python -m compileall -q paceline draft_service verify_service router cluster deploy
+ && python -m compileall -q paceline draft_service verify_service router gates cluster deploy
 
 FROM ${PYTHON_IMAGE}
 RUN useradd --uid 10001 --user-group --create-home --home-dir /home/paceline --shell /usr/sbin/nologin paceline \

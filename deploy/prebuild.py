@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.compiled import prebuild as prebuild_source
 from paceline.engine.kernels.build import prebuild as prebuild_kernels
 
-PACKAGES = ("paceline", "draft_service", "verify_service", "router")
+PACKAGES = ("paceline", "draft_service", "verify_service", "router", "gates", "cluster")
 
 
 def main() -> None:
