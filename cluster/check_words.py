@@ -108,13 +108,12 @@ def page_lines(check: Check) -> Iterator[str]:
         for words in gate.words:
             yield from textwrap.wrap(words, WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 14)
     yield ""
-    yield "By task         re-   accepted share      needs    speed over plain    do"
-    yield "                quests                            decoding"
+    yield "by task      requests  accepted share    needs   speed over plain  do"
     for task in check.tasks:
         mark = "" if task.measured else "*"
         yield (
-            f"{task.task:<16}{task.requests:>4}  {_interval(task.share):<19} {task.needed:>5.2f}{mark:<1}  "
-            f"{_interval(task.speed):<19} {_DO[task.verdict]}"
+            f"{task.task:<17} {task.requests:>3}  {_narrow(task.share):<16}  {task.needed:>5.2f}{mark:<1}  "
+            f"{_narrow(task.speed):<16}  {_DO[task.verdict]}"
         )
     yield from textwrap.wrap(
         "Accepted share: accepted over drafted tokens. Needs: the share at which a round with a draft is as fast as plain "
@@ -217,6 +216,10 @@ def interval(estimate: Estimate | None) -> str:
 
 def _interval(estimate: Estimate | None) -> str:
     return "-" if estimate is None else f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
+
+
+def _narrow(estimate: Estimate | None) -> str:
+    return _interval(estimate).replace(" to ", "-")
 
 
 def _size(count: float) -> str:
