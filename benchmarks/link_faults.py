@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.link import AGREEMENT, PAIR, SPECULATIVE, K, Tier, tier
+from benchmarks.link import AGREEMENT, PAIR, SPECULATIVE, K, Tier, tier, until_linked
 from cluster.simulated import simulated
 from paceline import codec
 from paceline.model_store import resolve_model_dir
@@ -105,10 +105,7 @@ async def world(level: int) -> AsyncIterator[tuple[World, contextlib.ExitStack]]
             open_channel(await asyncio.to_thread(verifiers[1].address)) as plain_channel,
         ):
             stub = verify_pb2_grpc.VerifyServiceStub(channel)
-            while not (  # noqa: ASYNC110
-                await stub.GetModelInfo(verify_pb2.GetModelInfoRequest())
-            ).drafters:
-                await asyncio.sleep(0.05)
+            await until_linked(stub)
             yield World(stub, verify_pb2_grpc.VerifyServiceStub(plain_channel), line, draft, common), stack
 
 

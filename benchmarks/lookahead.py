@@ -7,10 +7,12 @@ does not know p, can only rank by q.
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from paceline.sampling import Domain, gumbel
+from paceline.types import SamplingParams
 
 VOCAB = 2000
 ZIPF = 1.2
@@ -30,30 +32,43 @@ def hit_rates(*, positions: int, k: int = 4, seed: int = 5) -> dict[str, dict[st
     return found
 
 
-def _rates(rounds: int, k: int, spread: float, temperature: float, law: str, seed: int) -> dict[str, float]:
-    agreed = tested = 0
+At = Callable[[int, int, bool], tuple[int, list[int]]]
+"""(base, j, is it the bonus): the token committed j behind base, and the drafter's four likeliest, the first its guess."""
+
+
+def rounds_of(played: Sequence[tuple[At, int]], k: int) -> dict[str, float]:
+    """Rounds of ``k`` guesses from every base of every text: acceptance per position and hit rates."""
+    agreed = tested = rounds = 0
     hits = {"1": 0, "2, F=1": 0, "2, F=3": 0}
-    for index in range(rounds):
-        # Along a round the drafter's guesses are the context, so a row for each position is all that is needed.
-        accepted, exact, within = k, False, dict.fromkeys((1, 3), False)
-        for j in range(k + 1):
-            position = index * (k + 1) + j
-            target, ranked = _position(position, spread, temperature, law, seed, bonus=j == k)
-            if j < k:
-                tested += 1
-                if ranked[0] == target:
-                    agreed += 1
-                    continue
-                accepted = j
-                within = {fan: target in ranked[1 : fan + 1] for fan in within}
-                break
-            exact = ranked[0] == target
-            within = {fan: target in ranked[:fan] for fan in within}
-        hits["1"] += accepted == k and exact
-        hits["2, F=1"] += within[1]
-        hits["2, F=3"] += within[3]
-    rates = {name: round(count / rounds, 3) for name, count in hits.items()}
-    return {"acceptance": round(agreed / max(tested, 1), 3), **rates}
+    for at, bases in played:
+        for base in range(bases):
+            # Along a round the drafter's guesses are the context, so a row for each position is all that is needed.
+            accepted, exact, within = k, False, dict.fromkeys((1, 3), False)
+            for j in range(k + 1):
+                target, ranked = at(base, j, j == k)
+                if j < k:
+                    tested += 1
+                    if ranked[0] == target:
+                        agreed += 1
+                        continue
+                    accepted = j
+                    within = {fan: target in ranked[1 : fan + 1] for fan in within}
+                    break
+                exact = ranked[0] == target
+                within = {fan: target in ranked[:fan] for fan in within}
+            hits["1"] += accepted == k and exact
+            hits["2, F=1"] += within[1]
+            hits["2, F=3"] += within[3]
+            rounds += 1
+    rates = {name: round(count / max(rounds, 1), 3) for name, count in hits.items()}
+    return {"acceptance": round(agreed / max(tested, 1), 3), **rates, "rounds": rounds}
+
+
+def _rates(rounds: int, k: int, spread: float, temperature: float, law: str, seed: int) -> dict[str, float]:
+    def at(base: int, j: int, bonus: bool) -> tuple[int, list[int]]:
+        return _position(base * (k + 1) + j, spread, temperature, law, seed, bonus=bonus)
+
+    return rounds_of([(at, rounds)], k)
 
 
 def _position(
@@ -63,24 +78,37 @@ def _position(
     dice = np.random.default_rng((seed, position))
     logits = -ZIPF * np.log(np.arange(1, VOCAB + 1)) * math.sqrt(2) + 0.8 * dice.standard_normal(VOCAB)
     blurred = logits + spread * dice.standard_normal(VOCAB)
-    if temperature == 0:
-        return int(logits.argmax()), _top(blurred)
     if law == "coupled":
-        noise = gumbel(seed, position, Domain.COUPLED, VOCAB).numpy()
-        return int((logits / temperature + noise).argmax()), _top(blurred / temperature + noise)
-    target_probs, draft_probs = _softmax(logits / temperature), _softmax(blurred / temperature)
+        params = SamplingParams(temperature=temperature, seed=seed)
+        return coupled_rank(logits, params, position)[0], coupled_rank(blurred, params, position)
+    return ratio_play(softmax(logits / temperature), softmax(blurred / temperature), dice, bonus=bonus)
+
+
+def coupled_rank(logits: "np.ndarray", params: SamplingParams, position: int) -> list[int]:
+    """The four best by log p + noise; at temperature 0 without noise."""
+    if params.temperature == 0:
+        return _top(logits)
+    noise = gumbel(params.seed, position, Domain.COUPLED, len(logits)).numpy()
+    return _top(logits / params.temperature + noise)
+
+
+def ratio_play(
+    target_probs: "np.ndarray", draft_probs: "np.ndarray", dice: np.random.Generator, *, bonus: bool
+) -> tuple[int, list[int]]:
+    """One position under the ratio law; the drafter, which does not know p, can only rank by q."""
     if bonus:
-        return int(dice.choice(VOCAB, p=target_probs)), _top(blurred)
-    guess = int(dice.choice(VOCAB, p=draft_probs))
-    ranked = [guess, *[token for token in _top(blurred) if token != guess]][:4]
+        return int(dice.choice(len(target_probs), p=target_probs)), _top(draft_probs)
+    guess = int(dice.choice(len(draft_probs), p=draft_probs))
+    ranked = [guess, *[token for token in _top(draft_probs) if token != guess]][:4]
     if dice.random() * draft_probs[guess] < target_probs[guess]:
         return guess, ranked
     above = np.maximum(target_probs - draft_probs, 0.0)
-    return int(dice.choice(VOCAB, p=above / above.sum())), ranked
+    return int(dice.choice(len(above), p=above / above.sum())), ranked
 
 
-def _softmax(scores: "np.ndarray") -> "np.ndarray":
-    weights = np.exp(scores - scores.max())
+def softmax(scores: "np.ndarray") -> "np.ndarray":
+    """In float64, so that the sum is 1."""
+    weights = np.exp(scores.astype(np.float64) - scores.max())
     return weights / weights.sum()
 
 

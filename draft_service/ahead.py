@@ -30,6 +30,7 @@ class Ahead:
     began: float
     draft_s: float = 0.0
     pushed: bool = False
+    pushed_at: float = 0.0
     ended: bool = False  # nothing sensible can follow
     chain: list[int] = field(default_factory=list)
     enumeration: Enumeration | None = None

@@ -49,7 +49,16 @@ class Refused:
     message: str
 
 
-Answer = Drafted | Refused
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The verifier has taken a block that was pushed at monotonic ``ended``: nothing goes over the link, but it is told in traces."""
+
+    handle: int
+    block: Drafted
+    ended: float
+
+
+Answer = Drafted | Refused | Taken
 Deliver = Callable[[list[Answer]], None]
 """Takes answers; called on the worker thread, must neither block nor raise."""
 

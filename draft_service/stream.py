@@ -10,7 +10,7 @@ import grpc
 
 from draft_service.meter import DraftMeter
 from draft_service.mirror import Ask, LinkMirrors, Mirror, Opening
-from draft_service.news import Answer, Drafted, Refused
+from draft_service.news import Answer, Drafted, Refused, Taken
 from draft_service.refusal import Refusal, RefusalReason
 from paceline.codec import law_from_pb, sampling_from_pb
 from paceline.errors import InvalidRequestError
@@ -152,6 +152,8 @@ class LinkStream:
                 continue
             if isinstance(answer, Refused):
                 outgoing.append(mirrors.refused_by_worker(mirror, answer.reason, answer.message))
+            elif isinstance(answer, Taken):
+                self._record(mirror, answer.block, answer.ended)
             else:
                 outgoing.append(_Guess(mirror, answer))
         self._send(outgoing)
@@ -214,21 +216,25 @@ class LinkStream:
                     residence_s=now - arrived,
                     ahead=drafted.pushed,
                 )
-            self._record(mirror, drafted, now)
+            if not drafted.pushed:  # of many blocks drafted ahead at most one is used
+                self._record(mirror, drafted, now)
         return message
 
-    def _record(self, mirror: Mirror, drafted: Drafted, now: float) -> None:
-        """The span ``draft``: the whole stay here, as the round's record counts it."""
+    def _record(self, mirror: Mirror, drafted: Drafted, ended: float) -> None:
+        """The span ``draft``: the whole stay here, as the round's record counts it.
+
+        One that was pushed ahead began and ended before its round: that is what is to be seen.
+        """
         question = drafted.question
-        if mirror.decode is None or question.round_index >= MAX_ROUND_SPANS or drafted.pushed:
-            return  # of many blocks drafted ahead at most one is used: the verify tier's record says so
+        if mirror.decode is None or question.round_index >= MAX_ROUND_SPANS:
+            return
         parent = round_context(mirror.decode, question.round_index)
         self._telemetry.record(
             names.SPAN_DRAFT,
             self._telemetry.child(parent),
             parent=parent,
             start=question.arrived,
-            end=now,
+            end=ended,
             attributes={
                 names.ROUND_INDEX: question.round_index,
                 names.ROUND_BASE_LEN: drafted.base_len,
@@ -236,6 +242,7 @@ class LinkStream:
                 names.DRAFT_TOKENS: len(drafted.token_ids),
                 names.DRAFT_QUEUE_S: drafted.started - question.arrived,
                 names.DRAFT_S: drafted.draft_s,
+                names.DRAFT_AHEAD: drafted.pushed,
                 names.SEQUENCE_ID: str(mirror.sequence_id),
                 names.EPOCH: mirror.epoch,
             },

@@ -28,7 +28,19 @@ from draft_service.drafters.base import (
     Sampled,
     tidy,
 )
-from draft_service.news import Alone, Answer, Close, Deliver, Drafted, Event, Extend, Open, Question, Refused
+from draft_service.news import (
+    Alone,
+    Answer,
+    Close,
+    Deliver,
+    Drafted,
+    Event,
+    Extend,
+    Open,
+    Question,
+    Refused,
+    Taken,
+)
 from draft_service.refusal import RefusalReason
 from draft_service.relay import Post, Relay
 from draft_service.scoring import Text
@@ -290,6 +302,7 @@ class DraftWorker:
             self._ask(handle, sequence, question)
             return
         if ahead.pushed:  # the verifier takes it without a word
+            batch.add(sequence.opening.deliver, _taken(handle, ahead, branch, question))
             self._ask(handle, sequence, None)
             self._begin_ahead(handle, sequence, question, branch.guesses[: question.k])
             return
@@ -484,7 +497,7 @@ class DraftWorker:
 
     def _push(self, ahead: Ahead, batch: _Batch) -> None:
         """Every branch as a block of its own, together in one message."""
-        ahead.pushed = True
+        ahead.pushed, ahead.pushed_at = True, self._clock()
         handle, question = ahead.request.handle, ahead.question
         own = Question(question.k, question.round_index + 1, ahead.began, question.lookahead)
         deliver = self._sequences[handle].opening.deliver
@@ -520,6 +533,22 @@ def _text(sequence: _Sequence) -> Text | None:
         opening.scope,
         opening.origin,
     )
+
+
+def _taken(handle: int, ahead: Ahead, branch: Branch, question: Question) -> Taken:
+    """The block that answers ``question`` before it was asked."""
+    asked = replace(question, arrived=ahead.began)
+    block = Drafted(
+        handle,
+        len(ahead.request.token_ids) - len(branch.assumed),  # they are committed by now
+        branch.guesses[: question.k],
+        asked,
+        ahead.began,
+        ahead.draft_s,
+        assumed_ids=branch.assumed,
+        pushed=True,
+    )
+    return Taken(handle, block, ahead.pushed_at)
 
 
 def _proposed(drafter: Drafter, requests: Sequence[DraftRequest]) -> "list[Outcome | Exception]":

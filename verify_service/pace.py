@@ -126,8 +126,11 @@ class Pace:
         return (seen.hits + _PRIOR * expected) / (seen.trials + _PRIOR)
 
     def _affordable(self, lookahead: Lookahead, k: int, step_s: float, num_sequences: int) -> bool:
-        """DESIGN section 5: enumerate only while k t_d((k+1) F B) <= t_v + rtt."""
-        if lookahead.level < 2:
+        """DESIGN section 5: enumerate only while k t_d((k+1) F B) <= t_v + rtt.
+
+        What it really takes is part of ``round_s``, so this keeps from trying what cannot pay; it is no ban on what is known.
+        """
+        if lookahead.level < 2 or lookahead in self._ahead_pass_s:
             return True
         forwards = self._passes(k)
         # Every sequence beside this one enumerates too; unseen numbers of branches are taken to cost what was seen.

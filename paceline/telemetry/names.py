@@ -92,6 +92,7 @@ ROUND_ACCEPT_S: Final = "paceline.round.accept_s"
 BATCH_SEQUENCES: Final = "paceline.batch.sequences"
 BATCH_ROWS: Final = "paceline.batch.rows"
 DRAFT_QUEUE_S: Final = "paceline.draft.queue_s"
+DRAFT_AHEAD: Final = "paceline.draft.ahead"  # pushed before the verdict, so it lies before its round
 DRAFT_TOKENS: Final = "paceline.draft.tokens"  # tokens the drafter proposed
 
 QUEUE_S: Final = "paceline.queue_s"

@@ -72,6 +72,32 @@ async def test_each_round_has_one_draft_and_one_verify_span(pair: tuple[Path, Pa
     assert plan["attributes"][names.PLAN_REASON]
 
 
+async def test_a_block_that_was_pushed_ahead_has_its_draft_span(pair: tuple[Path, Path]) -> None:
+    """Level 2: every round with a block has one draft span, marked where the drafter had finished before the verdict."""
+    settings = ['verify.draft_level="2"', "verify.draft_fan=1", 'verify.draft_shares_device="no"']
+    async with (
+        OtlpCollector() as collector,
+        running_stack(
+            stack_config(*pair, [f'telemetry.otlp_endpoint="{collector.endpoint}"', *settings])
+        ) as stack,
+    ):
+        ahead = 0
+        for _ in range(5):  # who is quicker, drafter or verifier, is a matter of the machine
+            spans, _ = await traced(collector, stack, max_tokens=60, drafter="model", k=1)
+            for span in named(spans, names.SPAN_ROUND):
+                below = [s for s in named(spans, names.SPAN_DRAFT) if s["parent_id"] == span["span_id"]]
+                if span["attributes"][names.ROUND_OUTCOME] != "used":
+                    continue
+                assert len(below) == 1
+                if below[0]["attributes"][names.DRAFT_AHEAD]:
+                    ahead += 1
+                    assert span["attributes"][names.ROUND_AHEAD_HIT]
+                    assert below[0]["start"] < span["end"]
+            if ahead:
+                break
+        assert ahead
+
+
 async def test_a_plain_request_has_no_draft_spans_and_long_ones_are_capped(pair: tuple[Path, Path]) -> None:
     """Rounds beyond the cap are counted on the request, not sent."""
     async with (

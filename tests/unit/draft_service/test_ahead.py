@@ -156,6 +156,7 @@ def test_a_foreseen_correction_finds_its_block(run, answers):
     assert plain(later[0]) == (4, (50,), [51, 52, 53])
     assert plain(later[1]) == (4, (51, 50), [51, 52, 53])  # behind the first guess of the block foreseen
     assert drafter.abandoned == [1]
+    assert [plain(block) for block in answers.taken()] == [(2, (3, 50), [51, 52, 53])]
 
 
 def test_a_failure_of_drafting_ahead_costs_nothing_but_the_guess(run, answers):

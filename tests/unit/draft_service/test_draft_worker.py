@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from draft_service.news import Close, Drafted, Extend, Open, Question, Refused
+from draft_service.news import Close, Drafted, Extend, Open, Question, Refused, Taken
 from draft_service.refusal import RefusalReason
 from draft_service.worker import DraftWorker
 from paceline.testing.scripted_drafter import ScriptedDrafter
@@ -30,7 +30,11 @@ class Answers:
             return self.all()
 
     def all(self):
-        return [answer for batch in self.batches for answer in batch]
+        """All but the news of what was taken, which goes over no link."""
+        return [answer for batch in self.batches for answer in batch if not isinstance(answer, Taken)]
+
+    def taken(self):
+        return [answer.block for batch in self.batches for answer in batch if isinstance(answer, Taken)]
 
 
 @pytest.fixture
