@@ -71,7 +71,8 @@ class _Going:
 class Replay:
     """One verify replica with its drafters, on one recording. ``run`` once: drafters remember.
 
-    ``beside``: the look-ups beside the target (``build_beside``); without, all drafters are asked over the link. ``plan_of`` says how each request is decoded; the law is coupled whatever it says. ``policy`` chooses k where the plan does not fix it.
+    ``beside``: the look-ups beside the target (``build_beside``); without, all drafters are asked over the link. ``plan_of``
+    says how each request is decoded; the law is coupled whatever it says. ``policy`` chooses k where the plan does not fix it.
     """
 
     def __init__(
@@ -114,11 +115,14 @@ class Replay:
             for one in [one for one in going if not one.left]:
                 done[order[id(one.recorded)]] = _result(one)
                 going.remove(one)
-            while (
-                not going and self._drafts.beside.tidy()
-            ):  # as the engine does while it has nothing else to do
-                pass
+            if not going:
+                self._idle()
         return [done[number] for number in sorted(done)]
+
+    def _idle(self) -> None:
+        """What the engine does while it has nothing else to do."""
+        while self._drafts.beside.tidy():
+            pass
 
     # --- one step, as ``Engine`` and ``run_step`` take it --------------------------------------------------------
 
