@@ -51,12 +51,15 @@ def advice(check: Check) -> str:
     if check.memory.verdict is Verdict.NO:
         return "Lower verify.kv_slots or the longest context, or take a smaller drafter, then check again."
     if check.tail.verdict is Verdict.NO:
-        return "Run `paceline diagnose --records` on the records: it says what kind of requests the tail is made of."
-    if good:
+        return "Run `paceline diagnose` on the records, or the ledger: it says what kind of requests the tail is made of."
+    others = [task for task in check.tasks if task.requests >= FEWEST and task.verdict is not Verdict.YES]
+    if good and not others and check.memory.verdict is Verdict.OPEN:
+        return "Say where a verify replica of the pair is (--verify host:port): it knows what the pair takes."
+    if good and others:
         return (
             f"Check again with --task for {_listed(good)} alone: for the rest plain decoding loses nothing."
         )
-    if any(task.verdict is Verdict.OPEN for task in check.tasks):
+    if good or any(task.verdict is Verdict.OPEN for task in check.tasks):
         return "Check again with more requests (100 and more a task), on a quieter machine or with --repeats 3; until then plain decoding loses nothing."
     return "Leave this traffic to plain decoding, or try another drafter (--drafter)."
 
@@ -84,7 +87,7 @@ def facts(check: Check) -> Iterator[tuple[str, str]]:
             else "the distribution of plain decoding, not its tokens"
         ),
     )
-    yield "numerics", known.numerics
+    yield "numerics", known.numerics or "not asked"
     yield (
         "same output",
         f"{check.same} of {check.num_compared} requests, token by token"
@@ -190,7 +193,12 @@ def _tail(check: Check) -> Gate:
     gate = check.tail
     question = f"is P99 after at most {TAIL_LIMIT:.2f} x P99 before?"
     if gate.total is None:
-        return Gate("tail", gate.verdict, question, ("too few requests",))
+        return Gate(
+            "tail",
+            gate.verdict,
+            question,
+            ("see the notes" if gate.verdict is Verdict.NO else "too few requests",),
+        )
     times = f"{gate.before_s:.2f} s -> {gate.after_s:.2f} s, " if gate.before_s else "the worst task's, "
     words = [
         (

@@ -22,6 +22,7 @@ from router.ledger.sums import AT, Row
 GOLDEN_ACCEPTANCE = 0.60
 TAIL_LIMIT = 1.05
 SHORT_OUTPUT = 20
+TAIL_WORDS = "its slowest requests are slower than plain ones"
 _ROUND_TIMES = ("exposed_draft_ns", "network_ns", "wait_ns", "verify_ns")
 FEWEST = 6
 """Requests of a task below which nothing is said about it."""
@@ -316,7 +317,7 @@ def worth_it(
     if speed.high < 1.0:
         return Verdict.NO, "slower than plain decoding"
     if tail is not None and tail.low > TAIL_LIMIT:
-        return Verdict.NO, "its slowest requests are slower than plain ones"
+        return Verdict.NO, TAIL_WORDS
     if acceptance is Verdict.NO:
         return Verdict.NO, "acceptance is under break-even"
     if speed.low > 1.0:

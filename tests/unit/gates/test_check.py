@@ -236,12 +236,24 @@ def test_a_ledger_is_judged_by_its_own_bounds():
         holdout = [*json.loads(world.holdout()), ["code", "auto", "length", [[600, 400]]]]
         check = judge_ledger(rows, json.dumps(holdout), FACTS)
         verdict[name] = check.acceptance
-        assert check.tail.verdict is Verdict.OPEN
+        assert check.tail.verdict is (Verdict.OPEN if name == "healthy" else Verdict.NO)
         assert check.memory.length > 100
         assert not check.holds
         assert max(map(len, page_lines(check))) <= 80
         assert html(check)
     assert verdict == {"healthy": Verdict.YES, "slow": Verdict.NO}
+
+
+def test_a_heavy_tail_of_a_ledger_is_a_no():
+    """400 requests are too few for bounds of P99, and enough for counting those beyond it."""
+    from planted import planted
+
+    world = planted("tail")
+    rows = [(group, row) for group, _, row in world.rows()]
+    check = judge_ledger(rows, world.holdout(), FACTS)
+    assert check.tail.verdict is Verdict.NO
+    assert [task.verdict for task in check.tasks] == [Verdict.NO]
+    assert any("tail of code" in note for note in check.notes)
 
 
 @pytest.mark.parametrize(
