@@ -12,7 +12,9 @@ import json
 import time
 
 from benchmarks import regret
-from verify_service.controller import Model, State, decide
+from verify_service.controller import decide
+from verify_service.facts import State
+from verify_service.prices import Model
 
 BAR_MS = {32: 0.3}
 SEQUENCES = (1, 8, 32)

@@ -18,8 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.sampling.noise import mix64
-from verify_service.controller import Model, Ready, RowFact, State, StepFacts, decide, trim
+from verify_service.controller import decide
 from verify_service.costs import CostTable, table_of
+from verify_service.facts import Ready, RowFact, State, StepFacts
+from verify_service.prices import Model
+from verify_service.trimming import trim
 
 STATIC = (0, 1, 2, 4, 8)
 K_MAX = 8

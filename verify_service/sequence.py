@@ -7,7 +7,7 @@ from enum import Enum
 
 from paceline.telemetry.context import TraceContext
 from paceline.types import FinishReason, Law, Plan, RoundRecord, SamplingParams, SpeculativeStats, Timings
-from verify_service.controller import UNDECIDED, Decision
+from verify_service.facts import UNDECIDED, Decision
 
 
 class State(Enum):

@@ -16,22 +16,15 @@ from typing import IO, Any, Protocol
 from paceline.types import AcceptancePrior, DepthReason, Mode, ProposalOutcome
 from verify_service import controller
 from verify_service.block import Block
-from verify_service.controller import (
-    UNDECIDED,
-    Decision,
-    Model,
-    Ready,
-    RowFact,
-    State,
-    StepFacts,
-    decide,
-    trim,
-)
+from verify_service.controller import decide
 from verify_service.costs import CostTable
 from verify_service.drafts import Drafts
+from verify_service.facts import UNDECIDED, Decision, Ready, RowFact, State, StepFacts
+from verify_service.prices import Model
 from verify_service.scheduler import Work
 from verify_service.sequence import Sequence
 from verify_service.step import Outcome
+from verify_service.trimming import trim
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from paceline.engine import Runner, Segment
 from paceline.sampling import TokenRow, choose, decide, draft_tokens
 from paceline.types import Law, RoundRecord
 from verify_service.block import Block
-from verify_service.controller import Decision
 from verify_service.drafts import Drafts
+from verify_service.facts import Decision
 from verify_service.scheduler import Work
 from verify_service.sequence import Run, Sequence, State
 from verify_service.verdict import Verdict, commit, judge, settle

@@ -14,7 +14,7 @@ from paceline.errors import ConfigError
 from paceline.testing.scripted_drafter import ScriptedDrafter
 from paceline.types import DepthReason, Law, Plan, SamplingParams
 from verify_service.beside import build_beside
-from verify_service.controller import Decision, State
+from verify_service.facts import Decision, State
 
 GREEDY = SamplingParams(temperature=0.0)
 TOKENIZER = SimpleNamespace(fingerprint="")

@@ -10,19 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.types import AcceptancePrior, DepthReason
+from verify_service.allocation import TAIL
 from verify_service.belief import ZERO_ROUNDS, DrafterTrack, Track, View
-from verify_service.controller import (
-    TAIL,
-    Decision,
-    Model,
-    Ready,
-    RowFact,
-    State,
-    StepFacts,
-    decide,
-    trim,
-)
+from verify_service.controller import decide
 from verify_service.costs import table_of
+from verify_service.facts import Decision, Ready, RowFact, State, StepFacts
+from verify_service.prices import Model
+from verify_service.trimming import trim
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from benchmarks import regret

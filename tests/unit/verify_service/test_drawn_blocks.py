@@ -2,9 +2,8 @@
 
 import pytest
 
-from paceline.types import DraftDistribution, Law, Plan, ProposalOutcome, SamplingParams
-from verify_service import steering
-from verify_service.controller import DepthReason
+from paceline.types import DepthReason, DraftDistribution, Law, Plan, ProposalOutcome, SamplingParams
+from verify_service import controller, steering
 from verify_service.drafts import Block
 from verify_service.scheduler import Work
 from verify_service.sequence import DecodeSpec, Sequence
@@ -32,7 +31,7 @@ def test_the_controller_cuts_guesses_but_not_draws(law, monkeypatch):
         seen.extend(ready)
         return {block.id: (block.length if block.fixed else 0, DepthReason.COST) for block in ready}
 
-    monkeypatch.setattr(steering, "trim", nothing_pays)
+    monkeypatch.setattr(controller, "trim", nothing_pays)
     drawn = Block([7], ProposalOutcome.USED, "d", distributions=(DraftDistribution((7,), (1.0,)),))
     guessed = Block([7, 8], ProposalOutcome.USED, "d")
     blocks = steering.Steering(None).cut([work(law, 1), work(Law.COUPLED, 2)], [drawn, guessed], 0.0)

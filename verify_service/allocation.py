@@ -1,0 +1,228 @@
+"""How many tokens each sequence asks its drafter for: positions in falling order of worth, while the rate rises.
+
+Position j of sequence i is worth the probability S_ij that it and all before it are accepted. S falls along a block, so the
+order never takes a position before its predecessor, and the best prefix is the best allocation. Plain decoding is the
+empty prefix, without the time of asking.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import NamedTuple
+
+from paceline.types import DepthReason
+from verify_service.belief import DEPTHS, FIRST_PROBE, LAST_PROBE, OFF_DWELL, ON_DWELL, Track, View
+from verify_service.facts import Decision, RowFact, State
+from verify_service.prices import Model, Prices
+
+ON, OFF = 1.05, 1.00
+"""Speculation is switched on from such a ratio to plain decoding, off below such a one."""
+TAIL = 1.10
+"""A step that plain rows share takes at most so many times a plain step."""
+PROBE_SHARE = 0.02
+"""Of the time, for looking at drafters that are not in use."""
+FEWEST_WORTH = 0.02
+"""A row that is accepted more rarely never pays."""
+
+_MESSAGE_S = 1e-4  # work that a question makes beside the drafter's own
+_LOOK = 2  # tokens that a drafter is asked for, to look at it, where each takes it time
+_ENTRIES = 512  # positions looked at in a step, over all sequences
+_HOPELESS = 0.85  # of the best rate: so far down the order nothing better comes
+
+
+class _Choice(NamedTuple):
+    depths: dict[int, int]
+    rate: float
+    rows: float
+    tail: bool
+
+
+_Entry = tuple[float, int, int, float]  # -worth, index of the sequence, position, rows expected
+
+
+def allocate(
+    model: Model,
+    state: State,
+    views: Mapping[str, View],
+    asking: Sequence[tuple[RowFact, Track, int]],
+    decisions: dict[int, Decision],
+    sequences: int,
+    fixed: tuple[float, float],
+    *,
+    guarded: bool,
+) -> float:
+    """Fill in the decisions on those in ``asking``, and what their tracks say of the next round; the rate expected."""
+    rest_rows, rest_tokens = fixed
+    deepest = max(8, _ENTRIES // len(asking))
+    entries: list[_Entry] = []
+    survivals: list[list[float]] = []
+    fills: list[float] = []
+    any_on = settled = False
+    all_rows = rest_rows
+    for index, (row, track, bound) in enumerate(asking):
+        view = views[row.drafter]
+        fill = view.fill(track)
+        survival = view.survival(track, row.prior, min(bound, deepest), FEWEST_WORTH)
+        survivals.append(survival)
+        fills.append(fill)
+        share = -1.0
+        if track.on:
+            any_on = True
+            settled |= track.since >= ON_DWELL
+        elif track.since < OFF_DWELL:
+            continue
+        else:
+            share = -1.0 / ON
+        reach = view.reach
+        for position, worth in enumerate(survival):
+            if worth < FEWEST_WORTH:
+                break
+            rows = fill * reach[position if position < DEPTHS else DEPTHS - 1]
+            entries.append((worth * share, index, position, rows))
+            all_rows += rows
+    entries.sort()
+    prices = model.prices(state, sequences, sequences + ceil(all_rows) + 2)
+    base_s, rest_s = prices.step_s(0), prices.step_s(int(rest_rows + 0.5))
+    base = sequences + rest_tokens
+    plain_rate = base / (rest_s + state.quiet_gap_s)
+    best: _Choice | None = None
+    for exposed_s, depth, names in _exposures(views, asking):
+        among = entries
+        if names is not None:
+            among = [one for one in entries if one[2] < depth and asking[one[1]][0].drafter in names]
+        choice = _best(
+            among, prices, rest_rows, base, exposed_s + state.quiet_gap_s, TAIL * base_s if guarded else 0.0
+        )
+        if best is None or choice.rate > best.rate:
+            best = choice
+    assert best is not None, "somebody asks"
+    needed = ON if not any_on else OFF if settled else OFF - (ON - OFF)
+    pays = bool(best.depths) and best.rate >= needed * plain_rate
+    rate = best.rate if pays else plain_rate
+    at = int((best.rows if pays else rest_rows) + 0.5)
+    cost_s = prices.step_s(at + 1) - prices.step_s(at)
+    for index, (row, track, bound) in enumerate(asking):
+        k = best.depths.get(index, 0) if pays else 0
+        survival = survivals[index]
+        worth_s = survival[k] / rate if k < len(survival) else 0.0
+        if not k:
+            reason = DepthReason.COST
+            if not track.on and track.since < OFF_DWELL:
+                reason = DepthReason.DWELL
+            elif best.tail:
+                reason = DepthReason.TAIL
+            elif best.depths or fills[index] * sum(survival) / rate > cost_s:
+                reason = DepthReason.ASKING if not pays else DepthReason.COST
+            decisions[row.id] = idle(views[row.drafter], track, row, base_s, reason, worth_s, cost_s)
+            continue
+        if k == bound:
+            reason = DepthReason.ALL if bound == row.k_max else DepthReason.ROOM
+        else:
+            reason = DepthReason.TAIL if best.tail else DepthReason.COST
+        reach = views[row.drafter].reach
+        fill = fills[index]
+        rows, tokens = 0.0, 1.0
+        for position in range(k):
+            there = fill * reach[position if position < DEPTHS else DEPTHS - 1]
+            rows += there
+            tokens += there * survival[position]
+        track.since = track.since + 1 if track.on else 0
+        track.on, track.rows, track.tokens = True, rows, tokens
+        decisions[row.id] = Decision(k, True, reason, tokens, worth_s, cost_s)
+    return rate
+
+
+def idle(
+    view: View,
+    track: Track,
+    row: RowFact,
+    plain_s: float,
+    reason: DepthReason,
+    worth_s: float,
+    cost_s: float,
+) -> Decision:
+    """The sequence's next round is plain; now and then its drafter is looked at without being waited for."""
+    if track.on:
+        track.on, track.since = False, 0
+        track.next_probe = track.probe_gap = FIRST_PROBE
+    else:
+        track.since += 1
+    track.rows, track.tokens, track.reason = 0.0, 1.0, reason
+    if track.next_probe > 0:
+        track.next_probe -= 1
+        return Decision(0, False, reason, 1.0, worth_s, cost_s)
+    k, least = look_cost(view, row, plain_s)
+    track.next_probe = min(max(track.probe_gap, least), LAST_PROBE)
+    track.probe_gap = min(2 * track.probe_gap, max(2 * least, 8))
+    return Decision(k, False, reason, 1.0, worth_s, cost_s)
+
+
+def look_cost(view: View, row: RowFact, plain_s: float) -> tuple[int, int]:
+    """How many tokens a drafter is asked for to look at it, and the least number of rounds between two looks.
+
+    A drafter that computes for long takes that from somebody: it is looked at more rarely.
+    """
+    k = min(row.k_max, row.room)
+    draft_s = view.drafter.draft_s
+    if (slope_s := view.slope_s()) * k > _MESSAGE_S:
+        k = min(k, _LOOK)
+        draft_s = max(draft_s + slope_s * (k - view.drafter.k), 0.0)
+    return k, ceil((draft_s + _MESSAGE_S) / (PROBE_SHARE * plain_s))
+
+
+def _best(
+    entries: Sequence[_Entry], prices: Prices, rows: float, tokens: float, exposed_s: float, guard_s: float
+) -> _Choice:
+    """The prefix of ``entries`` with most tokens per second; no depths where none is allowed."""
+    best_rate, best_count, best_rows = 0.0, 0, rows
+    tail = False
+    count = 0
+    price = prices.step_s
+    at, step_s = -1, 0.0
+    for negative, _, _, reach in entries:
+        rows += reach
+        tokens -= negative * reach
+        if at != (now := int(rows + 0.5)):
+            at, step_s = now, price(now)
+            if guard_s and step_s > guard_s:
+                tail = True
+                break
+        count += 1
+        rate = tokens / (step_s + exposed_s)
+        if rate > best_rate:
+            best_rate, best_count, best_rows = rate, count, rows
+        elif rate < _HOPELESS * best_rate:
+            break
+    depths: dict[int, int] = {}
+    for entry in entries[:best_count]:
+        depths[entry[1]] = entry[2] + 1
+    return _Choice(depths, best_rate, best_rows, tail and best_count == count)
+
+
+def _exposures(
+    views: Mapping[str, View], asking: Sequence[tuple[RowFact, Track, int]]
+) -> list[tuple[float, int, frozenset[str] | None]]:
+    """(time exposed, greatest depth, drafters) to be tried: a slow drafter, or a deep block, makes all wait.
+
+    None for the drafters: all of them, at all depths.
+    """
+    deepest: dict[str, int] = {}
+    for row, _, bound in asking:
+        if bound > deepest.get(row.drafter, 0):
+            deepest[row.drafter] = bound
+    found: list[tuple[float, int, frozenset[str] | None]] = []
+    names = sorted(deepest, key=lambda name: (views[name].drafter.exposed_s, name))
+    for last in range(len(names)):
+        among = names[: last + 1]
+        most = max(deepest[name] for name in among)
+        slopes = [views[name].slope_s() for name in among]
+        flat = max(slopes) * most < _MESSAGE_S
+        depths = (most,) if flat else (*(d for d in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48) if d < most), most)
+        for depth in depths:
+            exposed_s = 0.0
+            for name, slope in zip(among, slopes, strict=True):
+                drafter = views[name].drafter
+                more = slope * (min(depth, deepest[name]) - drafter.k)
+                exposed_s = max(exposed_s, drafter.exposed_s + more)
+            everybody = last == len(names) - 1 and depth == most
+            found.append((exposed_s, depth, None if everybody else frozenset(among)))
+    return found
