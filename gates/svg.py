@@ -51,6 +51,7 @@ def bars(
     """One bar a name, in order; ``mark`` draws a dashed line at that height."""
     plot = _Frame(0, max(1, len(values)), 1.08 * max([*values.values(), mark or 0.0, 1e-9]))
     parts = [*plot.frame(title, x_label, y_label, x_ticks=False)]
+    crowded = max(map(len, values), default=0) * 7 * len(values) > _WIDTH - _LEFT - _RIGHT
     for index, (name, value) in enumerate(values.items()):
         left, right = plot.x(index + 0.15), plot.x(index + 0.85)
         top = plot.y(value)
@@ -58,7 +59,12 @@ def bars(
         parts.append(
             f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{height:.1f}" fill="{COLOURS[0]}"/>'
         )
-        parts.append(_text((left + right) / 2, _HEIGHT - _BOTTOM + 16, name, anchor="middle", size=11))
+        middle, bottom = (left + right) / 2, _HEIGHT - _BOTTOM
+        if crowded:
+            label = _text(middle, bottom + 12, name, anchor="end", size=10)
+            parts.append(f'<g transform="rotate(-24 {middle:.1f} {bottom + 12})">{label}</g>')
+        else:
+            parts.append(_text(middle, bottom + 16, name, anchor="middle", size=11))
     if mark is not None:
         y = plot.y(mark)
         parts.append(

@@ -271,7 +271,8 @@ class Rollout:
         return self._up(line, now, words)
 
     def _broken(self, line: _Line) -> str:
-        chance = _CHANCE_WHEN_FULL if line.stage is Stage.FULL else _CHANCE
+        # Shared by the four tests of a look.
+        chance = (_CHANCE_WHEN_FULL if line.stage is Stage.FULL else _CHANCE) / (2 * len(_METRICS))
         for metric in _METRICS:
             for way in (line.window, line.speculative):
                 test = compare_tails(way.bins[metric], line.plain.bins[metric])
