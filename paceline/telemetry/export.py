@@ -12,11 +12,11 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -29,6 +29,7 @@ from paceline import __version__
 from paceline.errors import ConfigError
 from paceline.telemetry.context import TraceContext
 from paceline.telemetry.spans import AttributeValue, SpanKind
+from paceline.telemetry.wire import encode
 
 _logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ CLOSE_S = 2.0
 AWAY_S = 5.0
 
 _DEFAULT_PORT = 4317
+_METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 # A burst of 32 traced requests that end together is about 16,000 spans of a kilobyte or two each.
 _QUEUE_SPANS = 16384
@@ -121,7 +123,9 @@ class OtlpSpanExporter(SpanExporter):
             if secure
             else grpc.insecure_channel(target, options=_OPTIONS)
         )
-        self._stub = TraceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._send: Any = self._channel.unary_unary(
+            _METHOD, response_deserializer=ExportTraceServiceResponse.FromString
+        )
         headers = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_HEADERS") or os.environ.get(
             "OTEL_EXPORTER_OTLP_HEADERS", ""
         )
@@ -139,7 +143,7 @@ class OtlpSpanExporter(SpanExporter):
             self.num_lost += len(spans)
             return SpanExportResult.FAILURE
         try:
-            reply = self._stub.Export(encode_spans(spans), timeout=timeout_s, metadata=self._metadata)
+            reply = self._send(encode(spans), timeout=timeout_s, metadata=self._metadata)
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed under us
             self._away_until = time.monotonic() + AWAY_S
             self.num_lost += len(spans)
