@@ -25,6 +25,9 @@ FIRST_WORKER_PORT, LAST_WORKER_PORT = 21000, 21999
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum is 75 MiB; nothing of ours goes there
 WAIT_S = 0.25
 END_S = 3.0
+ATTEMPTS = 3
+EARLY_S = 60.0
+"""A node that ends within so long never was up."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -74,8 +77,16 @@ def _join(head: str, resources: list[str]) -> int:
     host, _, port = head.rpartition(":")
     _await_port(host, int(port), None)
     offered = json.dumps(dict.fromkeys(resources, 1))
-    with _running(_ray(f"--address={head}", f"--resources={offered}")) as node:
-        return node.wait()
+    attempt = 1
+    while True:
+        started = time.monotonic()
+        with _running(_ray(f"--address={head}", f"--resources={offered}")) as node:
+            code = node.wait()
+        # Ray gives its own processes 30 s to start and no more; on a busy machine that can be too little.
+        if attempt == ATTEMPTS or time.monotonic() - started > EARLY_S:
+            return code
+        attempt += 1
+        print(f"Ray's node did not come up (exit code {code}): attempt {attempt} of {ATTEMPTS}", flush=True)
 
 
 def _ray(*arguments: str) -> list[str]:
