@@ -4,21 +4,42 @@ from collections.abc import Iterator, Sequence
 
 import grpc
 
+from paceline.errors import ConfigError
 from paceline.serving.channel import error_from_rpc, open_channel
+from paceline.step_costs import CostTable, table_of
 from paceline.v1 import verify_pb2, verify_pb2_grpc
 
 
 async def cost_lines(address: str) -> list[str]:
     """The table of the verify replica at ``address``. Raises PeerLostError when nobody is there."""
-    async with open_channel(address) as channel:
-        stub = verify_pb2_grpc.VerifyServiceStub(channel)
-        try:
-            info = await stub.GetModelInfo(verify_pb2.GetModelInfoRequest(), timeout=5.0)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from error
+    info = await _info(address)
     if not info.HasField("costs"):
         return [f"{address}: nothing was measured (verify.cost_budget_s = 0)"]
     return list(_lines(info.model.name, info.costs))
+
+
+async def cost_table(address: str) -> CostTable:
+    """The same as a value: what steps take now where it was seen. Raises ConfigError where nothing was measured."""
+    info = await _info(address)
+    if not info.HasField("costs"):
+        raise ConfigError(f"{address}: nothing was measured (verify.cost_budget_s = 0)")
+    costs = info.costs
+    return table_of(
+        [(point.sequences, point.rows, point.now_s or point.step_s) for point in costs.points],
+        context=costs.context,
+        row_key_s=costs.row_key_s,
+        sequence_key_s=costs.sequence_key_s,
+        origin=f"of {info.model.name} at {address}",
+    )
+
+
+async def _info(address: str) -> verify_pb2.GetModelInfoResponse:
+    async with open_channel(address) as channel:
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        try:
+            return await stub.GetModelInfo(verify_pb2.GetModelInfoRequest(), timeout=5.0)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
 
 
 def _lines(model: str, costs: verify_pb2.StepCosts) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """``paceline plan``: what a pair would give, before anybody has it."""
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import Callable
@@ -36,6 +37,13 @@ def add_plan(app: typer.Typer, errors: Callable[[], AbstractContextManager[None]
                 help="Costs of a simulated pair: 8b+1b, 70b+1b or 27b+block; those given here come on top."
             ),
         ] = "8b+1b",
+        costs: Annotated[
+            str,
+            typer.Option(
+                metavar="HOST:PORT",
+                help="Take the target's step costs from a running verify replica, as `paceline costs` shows.",
+            ),
+        ] = "",
         draft_ms: Annotated[float | None, typer.Option(min=0, help="One forward of the drafter.")] = None,
         verify_ms: Annotated[
             float | None, typer.Option(min=0.001, help="One step of the target, few rows.")
@@ -96,6 +104,15 @@ def add_plan(app: typer.Typer, errors: Callable[[], AbstractContextManager[None]
                 else known.verify.row_s,
                 context_s=0.0 if own else known.verify.context_s,
             )
+            measured = None
+            if costs:
+                from cluster.cost_table import cost_table
+
+                if own or free_rows or row_ms is not None:
+                    raise ConfigError(
+                        "--costs tells what a step costs: leave out --verify-ms, --free-rows and --row-ms"
+                    )
+                measured = asyncio.run(cost_table(costs))
             draft = known.draft
             if draft_ms is not None:
                 draft = dataclasses.replace(draft, base_s=1e-3 * draft_ms, row_s=0.0, context_s=0.0)
@@ -114,7 +131,7 @@ def add_plan(app: typer.Typer, errors: Callable[[], AbstractContextManager[None]
             answer = reckoned(
                 Scenario(
                     acceptance=_acceptance(acceptance, ledger, task, drafter),
-                    verify=verify,
+                    verify=measured or verify,
                     draft=draft,
                     one_pass=one_pass or (known.one_pass and draft_ms is None),
                     rtt_s=1e-3 * rtt_ms,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from gates.plan import Plan, Scenario
 from gates.svg import lines as drawn_lines
+from paceline.step_costs import CostTable
 
 WIDTH = 80
 _BAR = 24
@@ -43,6 +44,8 @@ def _assumed(scenario: Scenario) -> Iterator[str]:
         f"Draft {1e3 * scenario.draft_s(1, scenario.sequences):.1f} ms {block}, plain step {1e3 * scenario.plain_s:.1f} ms, "
         f"round trip {1e3 * scenario.rtt_s:g} ms" + (", on one device" if scenario.shared else "")
     )
+    if isinstance(scenario.verify, CostTable):
+        yield f"Steps: measured, {scenario.verify.origin}"
 
 
 def _bars(plan: Plan) -> Iterator[str]:

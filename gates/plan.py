@@ -11,6 +11,7 @@ from gates.capacity import Memory
 from paceline import economics
 from paceline.link import NO_LOOKAHEAD, Lookahead
 from paceline.simulation import DeviceCost
+from paceline.step_costs import CostTable
 
 LOOKAHEADS = (Lookahead(1), Lookahead(2, 1), Lookahead(2, 2), Lookahead(2, 3))
 ROUND_TRIPS_S = (0.0, 0.001, 0.005, 0.025)
@@ -21,7 +22,8 @@ class Scenario:
     """A pair, its costs and its load. ``acceptance`` by position; the last one holds for all behind it."""
 
     acceptance: tuple[float, ...]
-    verify: DeviceCost
+    verify: DeviceCost | CostTable
+    """A formula, or what a verify replica has measured."""
     draft: DeviceCost
     one_pass: bool = False
     rtt_s: float = 0.0
@@ -37,6 +39,8 @@ class Scenario:
 
     def step_s(self, rows: int) -> float:
         """One forward of the target, with what comes on top of every step."""
+        if isinstance(self.verify, CostTable):
+            return self.verify.step_s(rows, self.sequences, self.context or None) + self.overhead_s
         return self.verify.seconds(rows, self.sequences * self.context) + self.overhead_s
 
     def draft_s(self, k: int, rows: int) -> float:

@@ -13,9 +13,7 @@ import math
 import os
 import platform
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,11 +22,11 @@ import paceline.engine
 from paceline.engine import Runner, Segment
 from paceline.model_store import cache_dir
 from paceline.simulation import DeviceCost
+from paceline.step_costs import CONTEXT, CostTable, table_of
 
 log = logging.getLogger(__name__)
 
 _SCHEMA = 1
-_CONTEXT = 256
 _FAR_CONTEXT = 1024
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 _EXTRA_ROWS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # beyond one a sequence
@@ -40,85 +38,16 @@ _OTHER_MACHINE = 2.0
 """A plain step that differs from the file's by such a factor: the file is of another machine, or of other days."""
 
 
-@dataclass(frozen=True, slots=True)
-class CostTable:
-    """Step times in seconds. ``curves``: per number of sequences, ascending, its (rows, seconds) ascending.
-
-    All measured with ``context`` tokens a sequence; ``row_key_s`` comes on top for each token that a row looks back on
-    beyond that, ``sequence_key_s`` for each token of context of a sequence.
-    """
-
-    curves: tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
-    context: int = _CONTEXT
-    row_key_s: float = 0.0
-    sequence_key_s: float = 0.0
-    origin: str = "given"
-
-    def step_s(self, rows: int, sequences: int, context: float | None = None) -> float:
-        """The time of a step, between the measured points and beyond them."""
-        curves = self.curves
-        counts = [count for count, _ in curves]
-        at = bisect_left(counts, sequences)
-        extra = rows - sequences
-        if at == len(counts):
-            # More sequences than were measured: each costs at least what a further row does there.
-            count, curve = curves[-1]
-            base_s = _at(curve, rows)
-        elif counts[at] == sequences or at == 0:
-            count, curve = curves[at]
-            base_s = _at(curve, count + extra) if counts[at] == sequences else _at(curve, max(rows, 1))
-        else:
-            low, low_curve = curves[at - 1]
-            high, high_curve = curves[at]
-            part = (sequences - low) / (high - low)
-            base_s = (1 - part) * _at(low_curve, low + extra) + part * _at(high_curve, high + extra)
-        if context is None:
-            return base_s
-        beyond = context - self.context
-        more_s = beyond * (rows * self.row_key_s + sequences * self.sequence_key_s)
-        return max(base_s + more_s, 0.25 * base_s)
-
-
-def _at(curve: tuple[tuple[int, float], ...], rows: int) -> float:
-    """Linear between the points; beyond the last one its steepness goes on."""
-    if len(curve) == 1:
-        return curve[0][1] * max(1.0, rows / curve[0][0])
-    last = len(curve) - 1
-    at = 1
-    while at < last and curve[at][0] < rows:
-        at += 1
-    (left, left_s), (right, right_s) = curve[at - 1], curve[at]
-    return max(left_s + (right_s - left_s) * (rows - left) / (right - left), 0.5 * curve[0][1])
-
-
-def table_of(
-    points: Iterable[tuple[int, int, float]],
-    *,
-    context: int = _CONTEXT,
-    row_key_s: float = 0.0,
-    sequence_key_s: float = 0.0,
-    origin: str = "given",
-) -> CostTable:
-    """A table from (sequences, rows, seconds). Times are made not to fall with rows: less work never costs more."""
-    by_count: dict[int, list[tuple[int, float]]] = {}
-    for sequences, rows, step_s in points:
-        by_count.setdefault(sequences, []).append((rows, step_s))
-    curves = tuple((count, _rising(sorted(curve))) for count, curve in sorted(by_count.items()))
-    return CostTable(curves, context, row_key_s, sequence_key_s, origin)
-
-
-def _rising(curve: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """The nearest curve that does not fall: neighbours that do share their mean."""
-    pools: list[tuple[float, int]] = []  # mean, count
-    for _, step_s in curve:
-        mean, count = step_s, 1
-        while pools and pools[-1][0] > mean:
-            other, others = pools.pop()
-            mean = (mean * count + other * others) / (count + others)
-            count += others
-        pools.append((mean, count))
-    means = [mean for mean, count in pools for _ in range(count)]
-    return tuple((rows, mean) for (rows, _), mean in zip(curve, means, strict=True))
+__all__ = [
+    "CostTable",
+    "cost_key",
+    "load_or_measure",
+    "measure",
+    "read_table",
+    "simulated_table",
+    "table_of",
+    "write_table",
+]
 
 
 # --- measuring ------------------------------------------------------------------------------------------------------
@@ -173,7 +102,7 @@ class _Stand:
         self._clock = clock
         kv = runner.kv
         capacity = kv.capacity
-        self.context = min(_CONTEXT, capacity // 2)
+        self.context = min(CONTEXT, capacity // 2)
         self.far_context = min(_FAR_CONTEXT, capacity - 32)
         self.room = min(17, capacity - self.context)
         self.most_sequences = kv.num_slots
@@ -251,7 +180,7 @@ def simulated_table(cost: DeviceCost) -> CostTable:
     """The table of a simulated device, which says itself what it costs."""
     return table_of(
         [
-            (sequences, rows, cost.seconds(rows, sequences * _CONTEXT))
+            (sequences, rows, cost.seconds(rows, sequences * CONTEXT))
             for sequences in _SEQUENCES
             for rows in (sequences, *(r for r in (cost.free_rows, cost.free_rows + 64) if r > sequences))
         ],

@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import verify_service.service
-from cluster.cost_table import cost_lines
+from cluster.cost_table import cost_lines, cost_table
+from cluster.plan_words import plan_lines
+from gates.plan import Scenario, plan
 from paceline.config import load_config
+from paceline.simulation import DeviceCost
 from paceline.testing.tiny_models import tiny_model_dir
 
 torch.set_num_threads(1)
@@ -22,9 +26,14 @@ async def test_a_verify_replica_shows_what_its_steps_cost(tmp_path: Path, monkey
         await server.start()
         try:
             lines = await cost_lines(server.address)
+            table = await cost_table(server.address)
         finally:
             await server.stop(0)
         assert expected in lines[0]
+        answer = plan(Scenario((0.8,), table, DeviceCost(1e-5, 64, 0.0), sequences=2, context=table.context))
+        assert answer.depths[0].round_s == table.step_s(2, 2)
+        assert answer.depths[4].round_s == pytest.approx(table.step_s(10, 2) + 4e-5)
+        assert any(server.address in line for line in plan_lines(answer))
         assert "1 sequence" in lines
         assert "2 sequences" in lines
         assert any(line.strip().startswith("5 rows") for line in lines)
