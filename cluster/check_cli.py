@@ -123,7 +123,11 @@ def add_check(
             _write(report.with_suffix(".html"), html(found))
             _write(report.with_suffix(".json"), as_json(found))
             if records:
-                _write(report.with_suffix(".jsonl"), "".join(json.dumps(one) + "\n" for one in records))
+                _write(
+                    report.with_suffix(".jsonl"),
+                    "".join(json.dumps(one) + "\n" for one in records),
+                    private=True,
+                )
             told = record and not start and traffic is not None and asyncio.run(tell(address, found))
             for line in page_lines(found):
                 typer.echo(line)
@@ -289,8 +293,11 @@ def _started(
         yield cluster.router_address, cluster.addresses("verify")[0]
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, *, private: bool = False) -> None:
     try:
+        if private:  # before anything is in it
+            path.touch(mode=0o600)
+            path.chmod(0o600)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error

@@ -270,3 +270,13 @@ def test_wrong_input_has_an_exit_status_of_its_own(arguments, status, words):
     done = CliRunner().invoke(app, ["check", *arguments])
     assert done.exit_code == status, done.output
     assert words in done.output
+
+
+def test_records_are_for_their_owner_only(tmp_path):
+    """Token ids are as good as text to who has the tokenizer."""
+    from cluster.check_cli import _write
+
+    path = tmp_path / "records.jsonl"
+    path.write_text("old")
+    _write(path, "new", private=True)
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
