@@ -49,7 +49,8 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self.functions = ctypes.CDLL(str(path))
-        self.name = f"native kernels {path.stem.removeprefix('lean-')[:12]}"
+        level, _, digest = path.stem.removeprefix("lean-").rpartition("-")
+        self.name = " ".join(filter(None, ("native kernels", level, digest[:12])))
 
 
 _loaded: list[Library] = []
