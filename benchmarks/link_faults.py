@@ -27,7 +27,7 @@ from paceline.serving.channel import open_channel
 from paceline.serving.delay_line import DelayLine
 from paceline.tokenizer import Tokenizer
 from paceline.types import Plan, SamplingParams
-from paceline.v1 import verify_pb2, verify_pb2_grpc
+from paceline.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 
 FAULTS = ("late", "hung", "killed")
 LATE_S = 0.2
@@ -43,6 +43,8 @@ class Stream:
     runs: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    in_vain: list[tuple[float, float]] = field(default_factory=list)
+    """When a round ended that had waited for a block which did not come, and for how long it had waited."""
 
     def gaps_ms(self, begin: float, end: float) -> list[float]:
         """Between consecutive tokens that came within; tokens of one run come together."""
@@ -127,6 +129,8 @@ async def follow(stub: Any, plan: Plan, stream: Stream, done: asyncio.Event) -> 
             stream.runs.append(len(event.run.token_ids))
             stream.drafted.append(event.run.round.drafted)
             stream.token_ids += event.run.token_ids
+            if event.run.round.outcome == common_pb2.PROPOSAL_OUTCOME_LATE:
+                stream.in_vain.append((stream.at[-1], event.run.round.wait_s))
         if done.is_set():
             break
     call.cancel()
@@ -156,6 +160,7 @@ async def faulty(one: World, stack: contextlib.ExitStack, fault: str, seconds: f
         "p99_over_plain": round(p99(gaps) / p99(plain_gaps), 3),
         "total_over_plain": round(len(plain_gaps) / len(gaps), 3),
         "back_s": None if used is None else round(used - back, 2),
+        "waited_in_vain_ms": [round(1e3 * s, 1) for at, s in stream.in_vain if began < at <= ended],
         "longest_ms": [round(ms) for ms in sorted(gaps)[-4:]],
         "longest_plain_ms": [round(ms) for ms in sorted(plain_gaps)[-4:]],
         "same_tokens": stream.token_ids[:length] == plain.token_ids[:length],
@@ -170,7 +175,9 @@ async def measure(*, quick: bool) -> dict[str, Any]:
     result: dict[str, Any] = {"pair": PAIR, "k": K, "agreement": AGREEMENT}
     bars: dict[str, bool] = {}
     seconds = 11.0 if quick else 25.0
-    print("level  fault   p99 gap, time a token over plain  longest gaps, plain's, ms    back after, s")
+    print(
+        "level  fault   p99 gap, time a token over plain  longest gaps, plain's, ms    back after, s; waits in vain, ms"
+    )
     for level in (0, 2) if quick else (0, 1, 2):
         async with world(level) as (one, stack):
             for fault in FAULTS:
@@ -180,7 +187,7 @@ async def measure(*, quick: bool) -> dict[str, Any]:
                 )
                 print(
                     f"{level:<6} {fault:<7} {found['p99_over_plain']:8.3f} {found['total_over_plain']:8.3f}  "
-                    f"{longest:>26}, {plain:<16} {found['back_s']}",
+                    f"{longest:>26}, {plain:<16} {found['back_s']}; {found['waited_in_vain_ms']}",
                     flush=True,
                 )
                 name = f"level {level}, {fault}"

@@ -1,5 +1,7 @@
 """How far ahead pays, from measured times: the pair of DESIGN section 6, draft 6 ms, verify 28 ms."""
 
+import random
+
 import pytest
 
 from paceline.link import Lookahead
@@ -81,3 +83,46 @@ def test_the_usual_wait_is_that_of_19_in_20_and_unknown_at_first():
     for _ in range(5):
         one.waited(0.2)
     assert one.usual_wait_s() == 0.2
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("rtt_s", [0.0003, 0.002, 0.010, 0.025])
+def test_the_level_that_is_picked_is_within_3_percent_of_the_best(rtt_s: float, noise: float) -> None:
+    """Rounds played by the costs; ``noise``: what is measured is longer by an exponential share of that mean."""
+    hits = {
+        Lookahead(): 0.0,
+        Lookahead(1): 0.33,
+        Lookahead(2, 1): 0.72,
+        Lookahead(2, 2): 0.88,
+        Lookahead(2, 3): 0.95,
+    }
+    ahead_s = (K + 1) * PASS_S
+
+    def round_s(level: Lookahead, *, hit: bool) -> float:
+        waiting_s = STEP_S + rtt_s + K * PASS_S
+        if hit:
+            return max(STEP_S, ahead_s + rtt_s)
+        return waiting_s + (PASS_S / 2 if level.level else 0.0)
+
+    def mean_s(level: Lookahead) -> float:
+        return hits[level] * round_s(level, hit=True) + (1 - hits[level]) * round_s(level, hit=False)
+
+    dice = random.Random(1)
+
+    def seen(seconds: float) -> float:
+        return seconds * (1 + noise * dice.expovariate(1.0))
+
+    one, level, times = Pace(max_level=2, one_pass=False), Lookahead(), []
+    for index in range(2000):
+        hit = dice.random() < hits[level]
+        if level.level:
+            one.looked_ahead(level, hit=hit)
+        if hit:
+            one.drafted_ahead(level, K, seen(ahead_s))
+        else:
+            one.drafted(K, seen(K * PASS_S), seen(rtt_s))
+        one.verified(K, next((right for right in range(K) if dice.random() > 0.8), K))
+        if index >= 200:
+            times.append(mean_s(level))
+        level = one.choose(K, 1, seen(STEP_S))
+    assert sum(times) / len(times) <= 1.03 * min(map(mean_s, hits))
