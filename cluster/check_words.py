@@ -50,6 +50,11 @@ def advice(check: Check) -> str:
         return "Keep the records and run `paceline diagnose --records` on them."
     if check.memory.verdict is Verdict.NO:
         return "Lower verify.kv_slots or the longest context, or take a smaller drafter, then check again."
+    if check.tail.verdict is Verdict.NO and _late_first(check):
+        return (
+            "It is the first token that comes late, as it does where a drafter reads long prompts beside the target: try one that "
+            "only looks up (--drafter suffix), or a device of its own for the drafter."
+        )
     if check.tail.verdict is Verdict.NO:
         return "Run `paceline diagnose` on the records, or the ledger: it says what kind of requests the tail is made of."
     others = [task for task in check.tasks if task.requests >= FEWEST and task.verdict is not Verdict.YES]
@@ -62,6 +67,12 @@ def advice(check: Check) -> str:
     if good or any(task.verdict is Verdict.OPEN for task in check.tasks):
         return "Check again with more requests (100 and more a task), on a quieter machine or with --repeats 3; until then plain decoding loses nothing."
     return "Leave this traffic to plain decoding, or try another drafter (--drafter)."
+
+
+def _late_first(check: Check) -> bool:
+    """Whether the tail is one of first tokens rather than of the tokens behind them."""
+    first, behind = (check.tail.others.get(name) for name in ("first token", "time a token"))
+    return first is not None and first.value > TAIL_LIMIT and (behind is None or behind.value <= TAIL_LIMIT)
 
 
 def gates(check: Check) -> tuple[Gate, Gate, Gate]:

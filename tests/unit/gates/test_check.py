@@ -134,6 +134,17 @@ def from_names(name):
     return AT[name]
 
 
+def test_a_tail_of_late_first_tokens_is_said_to_be_one():
+    """Tokens come fast, the first one late: the advice is about prompts."""
+    found = pairs({"code": 0.9}, tokens=20)
+    for index, pair in enumerate(found):
+        for name in ("ttft_ns", "total_ns"):
+            pair.speculative.row[from_names(name)] += int(1e9) if index % 9 == 0 else 0
+    check = judge(found, FACTS)
+    assert check.tail.verdict is Verdict.NO
+    assert "first token" in advice(check)
+
+
 def test_outputs_that_differ_let_nothing_through():
     """Under the coupled law with deterministic numerics one other token is one too many; under ratio it is not promised."""
     found = pairs({"code": 0.8}, same=False)
