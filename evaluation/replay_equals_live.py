@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from evaluation.tiers import tier
 from evaluation.workload import Prompt, load_spec_bench
 from paceline.client import Client, generate_request
 from paceline.config import PacelineConfig, load_config
+from paceline.errors import PeerLostError
 from paceline.model_store import resolve_model_dir
 from paceline.tokenizer import Tokenizer
 from paceline.types import Law, Mode
@@ -101,9 +102,10 @@ async def serve_all(args: argparse.Namespace, settings: Sequence[str], prompts: 
 async def _until_linked(router: str) -> None:
     async with Client(router) as client, asyncio.timeout(60):
         while True:
-            info = await client.server_info()
-            if sum(one.available for one in info.drafters) == len(DRAFTERS):
-                return
+            with suppress(PeerLostError):  # on a busy machine the first connection may take several tries
+                info = await client.server_info()
+                if sum(one.available for one in info.drafters) == len(DRAFTERS):
+                    return
             await asyncio.sleep(0.2)
 
 
