@@ -6,7 +6,9 @@ Two real processes (draft and verify tier) and their real link; only the forward
 token, verify 28 ms, k = 4, agreement 0.8. All levels decode the same positions with the same guesses (both are keyed), so
 a ratio of times is a ratio of speeds. They take turns, and the time of a round is the median of its kind (level, hit or
 not), weighed by how often it occurs, so that a busy moment of the machine hits all alike and counts little. ``--quick``
-leaves out the round trips beyond the first, unless a plot is wanted. The last line is ``RESULT {json}``.
+leaves out the round trips beyond the first, unless a plot is wanted. ``--slower 5`` lets all devices and wires take five
+times as long and divides what is measured by that, so that a busy machine counts a fifth. The last line is
+``RESULT {json}``.
 """
 
 import argparse
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -164,12 +166,18 @@ SPECULATIVE = Plan.speculative("simulated", K, "benchmark", k_fixed=True)
 PLAIN = Plan.plain("benchmark")
 
 
-async def levels(rtt_ms: float, tokens: int, names: Sequence[str]) -> dict[str, Measured]:
+_TIMES = ("draft_s", "network_s", "wait_s", "verify_s", "forward_s", "accept_s", "hidden_draft_s")
+
+
+async def levels(
+    rtt_ms: float, tokens: int, names: Sequence[str], slower: float = 1.0
+) -> dict[str, Measured]:
     """The levels and plain decoding take turns, so that a busy moment of the machine hits all alike."""
     found: dict[str, list[RoundRecord]] = {name: [] for name in (*names, "plain")}
     settings = [
         [
-            f"simulation.rtt_ms={rtt_ms}",
+            f"simulation.rtt_ms={rtt_ms * slower}",
+            f"simulation.time_scale={slower}",
             f'verify.draft_level="{LEVELS[name][0]}"',
             f"verify.draft_fan={max(LEVELS[name][1], 1)}",
         ]
@@ -185,7 +193,15 @@ async def levels(rtt_ms: float, tokens: int, names: Sequence[str]) -> dict[str, 
                 rounds = await decode(stub, number, 2 * tokens // TURNS, plan=SPECULATIVE)
                 # The last rounds are cut by max_tokens, and k with them.
                 found[name] += [record for record in rounds[1:-2] if record.drafted == K]
-    return {name: Measured(rounds) for name, rounds in found.items()}
+    return {
+        name: Measured(
+            [
+                replace(one, **{part: getattr(one, part) / slower for part in _TIMES})  # type: ignore[arg-type]
+                for one in rounds
+            ]
+        )
+        for name, rounds in found.items()
+    }
 
 
 def allowed_s(name: str, hit_rate: float, rtt_s: float) -> float:
@@ -218,13 +234,13 @@ async def link_cost(tokens: int) -> dict[str, float]:
     return costs
 
 
-async def measure(*, quick: bool, plot: str) -> dict[str, Any]:
-    result: dict[str, Any] = {"pair": PAIR, "k": K, "agreement": AGREEMENT}
+async def measure(*, quick: bool, plot: str, slower: float) -> dict[str, Any]:
+    result: dict[str, Any] = {"pair": PAIR, "k": K, "agreement": AGREEMENT, "slower": slower}
     bars: dict[str, bool] = {}
     expected = (1 - AGREEMENT ** (K + 1)) / (1 - AGREEMENT)
     sweep: dict[str, dict[str, float]] = {}
     for rtt_ms in ROUND_TRIPS_MS[: 1 if quick and not plot else None]:
-        measured = await levels(rtt_ms, 160 if quick else 400, tuple(LEVELS))
+        measured = await levels(rtt_ms, 160 if quick else 400, tuple(LEVELS), slower)
         base, plain = measured["0"], measured.pop("plain")
         rtt_s = base.median_ms("network_s") / 1e3
         print(f"round trip {1e3 * rtt_s:.2f} ms ({rtt_ms:g} added); {len(base.rounds)} rounds a level")
@@ -307,9 +323,10 @@ def main() -> None:
         "--quick", action="store_true", help="one round trip, fewer rounds: under two minutes"
     )
     parser.add_argument("--plot", default="", help="where to draw the curves over the round trip")
+    parser.add_argument("--slower", type=float, default=1.0, help="how much slower than the devices")
     arguments = parser.parse_args()
     started = time.monotonic()
-    result = asyncio.run(measure(quick=arguments.quick, plot=arguments.plot))
+    result = asyncio.run(measure(quick=arguments.quick, plot=arguments.plot, slower=arguments.slower))
     result["seconds"] = round(time.monotonic() - started, 1)
     print("RESULT", json.dumps(result))
 
