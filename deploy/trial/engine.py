@@ -111,6 +111,7 @@ def engine(say: "Say") -> Iterator[Docker]:
                 time.sleep(0.3)
             say(f"brought up dockerd, pid {daemon.pid}, images in {HOME}")
             yield docker
+            docker.run("image", "prune", "-f", check=False)  # of earlier builds: two gigabytes each
         finally:
             daemon.terminate()
             try:
