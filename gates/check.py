@@ -24,8 +24,10 @@ TAIL_LIMIT = 1.05
 SHORT_OUTPUT = 20
 TAIL_WORDS = "its slowest requests are slower than plain ones"
 _ROUND_TIMES = ("exposed_draft_ns", "network_ns", "wait_ns", "verify_ns")
-FEWEST = 6
-"""Requests of a task below which nothing is said about it."""
+FEWEST = 8
+"""Requests of a task below which nothing is said about it: resampling fewer claims too much."""
+FEWEST_FOR_TAIL = 30
+"""And below which its slowest request is no tail."""
 
 
 class Verdict(Enum):
@@ -316,7 +318,7 @@ def worth_it(
         return Verdict.OPEN, f"{requests} requests are too few: at least {FEWEST}"
     if speed.high < 1.0:
         return Verdict.NO, "slower than plain decoding"
-    if tail is not None and tail.low > TAIL_LIMIT:
+    if requests >= FEWEST_FOR_TAIL and tail is not None and tail.low > TAIL_LIMIT:
         return Verdict.NO, TAIL_WORDS
     if acceptance is Verdict.NO:
         return Verdict.NO, "acceptance is under break-even"
