@@ -13,7 +13,13 @@ from the drafter's acceptance a: a^(k+1) for level 1. DESIGN section 5.
 from collections import deque
 from dataclasses import dataclass
 
-from paceline.economics import ahead_round_s, expected_hit_rate, survival, waiting_round_s
+from paceline.economics import (
+    SECOND_GUESS,
+    ahead_round_s,
+    expected_hit_rate,
+    survival,
+    waiting_round_s,
+)
 from paceline.link import NO_LOOKAHEAD, Lookahead
 
 CANDIDATES = (Lookahead(1), Lookahead(2, 1), Lookahead(2, 2), Lookahead(2, 3))
@@ -119,11 +125,19 @@ class Pace:
 
     def hit_rate(self, lookahead: Lookahead, k: int) -> float:
         """Seen, and where little was seen what the acceptance lets expect."""
+        seen = self._hits.get(lookahead, _Count())
+        return (seen.hits + _PRIOR * self._expected(lookahead, k)) / (seen.trials + _PRIOR)
+
+    def _expected(self, lookahead: Lookahead, k: int) -> float:
+        """Before it was tried: from fewer outcomes that were, each further one being right in the same share of the misses."""
+        for fan in range(lookahead.fan - 1, 0, -1):
+            fewer = Lookahead(2, fan)
+            if self._hits.get(fewer, _Count()).trials >= _PRIOR:
+                missed = 1 - self.hit_rate(fewer, k)
+                return 1 - missed * (1 - SECOND_GUESS) ** (lookahead.fan - fan)
         acceptance = (self._accepted + 3.0) / (self._tested + 5.0)
         reached = survival([acceptance], k + 1)
-        expected = expected_hit_rate(reached, k, level=lookahead.level, fan=lookahead.fan)
-        seen = self._hits.get(lookahead, _Count())
-        return (seen.hits + _PRIOR * expected) / (seen.trials + _PRIOR)
+        return expected_hit_rate(reached, k, level=lookahead.level, fan=lookahead.fan)
 
     def _affordable(self, lookahead: Lookahead, k: int, step_s: float, num_sequences: int) -> bool:
         """DESIGN section 5: enumerate only while k t_d((k+1) F B) <= t_v + rtt.

@@ -126,3 +126,12 @@ def test_the_level_that_is_picked_is_within_3_percent_of_the_best(rtt_s: float, 
             times.append(mean_s(level))
         level = one.choose(K, 1, seen(STEP_S))
     assert sum(times) / len(times) <= 1.03 * min(map(mean_s, hits))
+
+
+def test_what_fewer_outcomes_were_worth_says_what_more_would_be():
+    """With F = 2 at .9, F = 3 is expected at .96 and tried, though its own guess was .93."""
+    one = pace()
+    for index in range(200):
+        one.looked_ahead(Lookahead(2, 2), hit=index % 10 > 0)
+    assert one.hit_rate(Lookahead(2, 3), K) == pytest.approx(0.96, abs=0.01)
+    assert one.choose(K, 1, STEP_S) == Lookahead(2, 3)
