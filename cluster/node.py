@@ -97,6 +97,7 @@ def _ray(*arguments: str) -> list[str]:
         f"--min-worker-port={FIRST_WORKER_PORT}",
         f"--max-worker-port={LAST_WORKER_PORT}",
         "--disable-usage-stats",
+        "--include-log-monitor=false",  # a process a node; the tiers log where their container shows it
         "--block",
         *arguments,
     ]
