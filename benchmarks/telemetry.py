@@ -2,10 +2,11 @@
 
     python -m benchmarks.telemetry [--quick]
 
-Three stacks stand side by side, each a draft, a verify and a router process on SmolLM2; a round of requests goes to one after the
-other, in turn, so that a busy moment hits all of them. Metrics are scraped every second, ten times as often as usual; spans go
-to a collector in a process of its own. Figures: wall time a round against the stack with nothing (the median of the paired ratios),
-and the same for the tiers' own CPU time, which a busy machine disturbs less.
+Two stacks stand side by side, each a draft, a verify and a router process on SmolLM2, one with metrics. Tracing is switched by
+the caller's traceparent on one and the same stack, so nothing else differs; metrics differ by the stack, so the depth of drafting is fixed
+and both do the same work. A round of requests goes to each arm in turn, so that a busy moment hits all of them. Metrics are scraped every
+second, several times as often as usual; spans go to a collector in a process of its own. Figures: wall time a round against the arm with
+nothing, and the same for the tiers' own CPU time, which a busy machine disturbs less.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import statistics
 import subprocess
 import sys
@@ -22,11 +24,14 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from paceline.client import Client, Finished, generate_request
 from paceline.testing.collector import OtlpCollector
+from paceline.types import Mode
 
 ARMS = ("nothing", "metrics", "traces")
+STACKS = {"nothing": "plain", "traces": "plain", "metrics": "metrics"}
 BARS = {"metrics": 0.01, "traces": 0.02}
 PROMPTS = (
     "Rewrite in one sentence: The meeting was moved. It is now on Friday. Everybody has been told.",
@@ -43,8 +48,6 @@ class Stack:
     address: str
     pids: list[int]
     metrics: list[str]
-    wall: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
 
     def cpu_s(self) -> float:
         """User and system time of the tiers so far."""
@@ -53,6 +56,14 @@ class Stack:
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Arm:
+    """What was measured."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -86,10 +97,10 @@ def process(module: str, *settings: str) -> Iterator[tuple[str, str, int]]:
 
 
 @contextlib.contextmanager
-def stack(arm: str, collector: str) -> Iterator[Stack]:
-    """One arm's three tiers."""
-    port = "0" if arm == "metrics" else '"off"'
-    common = ["model.threads=1", *([f'telemetry.otlp_endpoint="{collector}"'] if arm == "traces" else [])]
+def stack(name: str, collector: str) -> Iterator[Stack]:
+    """Three tiers."""
+    port = "0" if name == "metrics" else '"off"'
+    common = ["model.threads=1", f'telemetry.otlp_endpoint="{collector}"', 'verify.depth="fixed"']
     with contextlib.ExitStack() as entered:
 
         def start(tier: str, module: str, *more: str) -> tuple[str, str, int]:
@@ -103,16 +114,27 @@ def stack(arm: str, collector: str) -> Iterator[Stack]:
         yield Stack(router[0], [one[2] for one in tiers], [one[1] for one in tiers if one[1]])
 
 
-async def round_of_requests(client: Client, tokens: int) -> None:
-    async def one(prompt: str) -> None:
+WISHES: tuple[dict[str, Any], ...] = (
+    {"mode": Mode.SPECULATIVE, "drafter": "ngram", "k": 4},
+    {"mode": Mode.SPECULATIVE, "drafter": "distilled", "k": 4},
+    {"mode": Mode.PLAIN},
+    {"mode": Mode.PLAIN},
+)
+
+
+async def round_of_requests(client: Client, tokens: int, *, traced: bool) -> None:
+    """Four at once, traced or not as the caller's context says."""
+
+    async def one(prompt: str, wish: dict[str, Any]) -> None:
         request = generate_request(
-            messages=[("user", prompt)], temperature=0.0, max_tokens=tokens, ignore_eos=True
+            messages=[("user", prompt)], temperature=0.0, max_tokens=tokens, ignore_eos=True, **wish
         )
-        async for event in client.generate(request, timeout_s=120):
+        context = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-{'01' if traced else '00'}"
+        async for event in client.generate(request, timeout_s=120, metadata=[("traceparent", context)]):
             if isinstance(event, Finished):
                 return
 
-    await asyncio.gather(*(one(prompt) for prompt in PROMPTS))
+    await asyncio.gather(*(one(prompt, wish) for prompt, wish in zip(PROMPTS, WISHES, strict=True)))
 
 
 async def scraping(addresses: list[str]) -> None:
@@ -132,29 +154,31 @@ async def measure(rounds: int, tokens: int) -> dict[str, object]:
         assert collecting.stdout is not None
         collector = collecting.stdout.readline().strip()
         async with contextlib.AsyncExitStack() as opened:
-            stacks = {arm: opened.enter_context(stack(arm, collector)) for arm in ARMS}
+            stacks = {name: opened.enter_context(stack(name, collector)) for name in set(STACKS.values())}
             clients = {
-                arm: await opened.enter_async_context(Client(one.address)) for arm, one in stacks.items()
+                name: await opened.enter_async_context(Client(one.address)) for name, one in stacks.items()
             }
+            arms = {arm: Arm() for arm in ARMS}
             scraper = asyncio.create_task(scraping(stacks["metrics"].metrics))
             for number in range(-3, rounds):  # the first ones warm up
                 shift = number % len(ARMS)
                 for arm in (*ARMS[shift:], *ARMS[:shift]):
-                    one = stacks[arm]
+                    one = stacks[STACKS[arm]]
                     cpu, wall = one.cpu_s(), time.monotonic()
-                    await round_of_requests(clients[arm], tokens)
+                    await round_of_requests(clients[STACKS[arm]], tokens, traced=arm == "traces")
+                    waited = time.monotonic() - wall
+                    await asyncio.sleep(0.6)  # what is sent afterwards counts too
                     if number >= 0:
-                        one.wall.append(time.monotonic() - wall)
-                        await asyncio.sleep(0.6)  # what is sent afterwards counts too
-                        one.cpu.append(one.cpu_s() - cpu)
+                        arms[arm].wall.append(waited)
+                        arms[arm].cpu.append(one.cpu_s() - cpu)
             scraper.cancel()
     finally:
         collecting.terminate()
         collecting.wait(10)
-    return figures(stacks, rounds, tokens)
+    return figures(arms, rounds, tokens)
 
 
-def figures(stacks: dict[str, Stack], rounds: int, tokens: int) -> dict[str, object]:
+def figures(stacks: dict[str, Arm], rounds: int, tokens: int) -> dict[str, object]:
     base = stacks["nothing"]
     result: dict[str, object] = {"rounds": rounds, "tokens_a_round": tokens * len(PROMPTS)}
     for arm in ARMS[1:]:
