@@ -34,22 +34,24 @@ def test_a_node_that_was_up_and_ends_is_not_tried_again(monkeypatch: pytest.Monk
     assert node._join("head:6379", []) == 0
 
 
-def test_what_a_node_started_ends_with_it() -> None:
+def test_what_a_node_started_ends_with_it(tmp_path: Path) -> None:
     """Its children too: they are one group."""
+    said = tmp_path / "pid"
     script = (
-        "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.stdin.read()"
+        "import subprocess, time; child = subprocess.Popen(['sleep', '60']); "
+        f"open({str(said)!r}, 'w').write(f'{{child.pid}} '); time.sleep(60)"
     )
     with node._running([sys.executable, "-c", script]) as process:
-        assert process.poll() is None
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        deadline = time.monotonic() + 10
-        while not (found := children.read_text().split()) and time.monotonic() < deadline:
+        deadline = time.monotonic() + 20
+        while not (said.exists() and said.read_text().endswith(" ")) and time.monotonic() < deadline:
             time.sleep(0.05)
-    assert found
+        assert process.poll() is None
+        child = int(said.read_text())
+        assert _runs(child)
     deadline = time.monotonic() + 5
-    while _runs(int(found[0])) and time.monotonic() < deadline:
+    while _runs(child) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not _runs(int(found[0]))
+    assert not _runs(child)
 
 
 def _runs(pid: int) -> bool:
