@@ -121,6 +121,7 @@ def _running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 def _await_port(host: str, port: int, node: subprocess.Popen[bytes] | None) -> None:
     """Until somebody listens there; the restart policy of the container is the limit, not we."""
+    print(f"waiting for {host}:{port}", flush=True)
     while True:
         if node is not None and node.poll() is not None:
             sys.exit(f"Ray ended with exit code {node.returncode} before it listened")

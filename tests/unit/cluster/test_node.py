@@ -72,11 +72,13 @@ def test_sigterm_ends_a_waiting_node_at_once() -> None:
     waiting = subprocess.Popen(
         [sys.executable, "-m", "cluster.node", "join", "verify", "--head", "127.0.0.1:1"],
         cwd=Path(__file__).resolve().parents[3],
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    time.sleep(1.0)
-    assert waiting.poll() is None
+    assert waiting.stdout is not None
+    assert waiting.stdout.readline() == "waiting for 127.0.0.1:1\n"
     waiting.send_signal(signal.SIGTERM)
-    assert waiting.wait(5) == 0
+    assert waiting.wait(20) == 0
 
 
 def test_a_node_with_a_name_is_reached_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
