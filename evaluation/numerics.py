@@ -297,7 +297,7 @@ async def compare(args: argparse.Namespace) -> int:
         drafters = ["draft.drafters.ngram={kind='ngram'}", "draft.drafters.random={kind='random'}"]
         draft, _ = await stack.enter_async_context(tier("draft_service", [*model, *drafters]))
         patient = ["verify.draft_wait_s=60.0", "verify.draft_wait_least_s=60.0"]
-        shared = [*model, f'verify.draft_endpoints=["{draft}"]', *patient]
+        shared = [*model, *drafters, f'verify.draft_endpoints=["{draft}"]', *patient]
         roomy = await _replica(stack, [*shared, "verify.kv_slots=16", "verify.prefill_chunk=2048"])
         tight = await _replica(stack, [*shared, "verify.kv_slots=3", "verify.prefill_chunk=29"])
         info = roomy.info.model
@@ -353,7 +353,7 @@ async def _replica(stack: AsyncExitStack, settings: Sequence[str]) -> Replica:
     async with asyncio.timeout(30):
         while True:
             info = await stub.GetModelInfo(verify_pb2.GetModelInfoRequest())
-            if sum(drafter.available for drafter in info.drafters) == 2:
+            if {drafter.name for drafter in info.drafters if drafter.available} >= {"ngram", "random"}:
                 return Replica(stub, info)
             await asyncio.sleep(0.1)
 
