@@ -16,6 +16,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import statistics
 import subprocess
 import sys
@@ -211,6 +212,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--collect", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the tiers end with it
     if arguments.collect:
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(collect())
