@@ -327,7 +327,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="default: all cores; 1 with --clock cpu")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--rival", default="", help="interpreter with llama-cpp-python, or with vLLM")
-    parser.add_argument("--rival-weights", default="", help="the GGUF file that llama.cpp reads, or the directory that vLLM reads")
+    parser.add_argument(
+        "--rival-weights",
+        default="",
+        help="the GGUF file that llama.cpp reads, or the directory that vLLM reads",
+    )
     arguments = parser.parse_args()
     clock = Clock(arguments.clock)
     threads = 1 if clock.kind == "cpu" else arguments.threads or os.cpu_count() or 1

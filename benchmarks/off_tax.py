@@ -24,8 +24,8 @@ import torch
 from benchmarks.step_overhead import SilentPort, decode
 from paceline.config import ModelConfig, VerifyConfig
 from paceline.engine import Runner, load_runner
-from verify_service.drafts import Offer
 from verify_service.engine import Engine
+from verify_service.link_port import Offer
 
 BAR = 1.01
 

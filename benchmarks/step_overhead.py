@@ -19,8 +19,8 @@ from paceline.engine import Runner, load_runner
 from paceline.link import Lookahead, Stamp
 from paceline.testing.tiny_models import tiny_model_dir
 from paceline.types import Plan, SamplingParams
-from verify_service.drafts import Offer
 from verify_service.engine import Engine
+from verify_service.link_port import Offer
 from verify_service.sequence import DecodeSpec, Event, Failed, Finished, Run, Sequence
 
 BARS_MS = {1: 1.0, 16: 3.0}

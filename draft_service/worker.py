@@ -15,12 +15,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from draft_service.ahead import Ahead, advance, fits
 from draft_service.drafters.base import (
     AheadDrafter,
-    Branch,
     Drafter,
     DraftRequest,
     Outcome,
@@ -28,19 +27,18 @@ from draft_service.drafters.base import (
     Sampled,
     tidy,
 )
+from draft_service.held import Batch, HeldSequence, taken, text_of
 from draft_service.news import (
     Alone,
-    Answer,
     Close,
-    Deliver,
     Drafted,
     Event,
     Extend,
     Open,
     Question,
     Refused,
-    Taken,
 )
+from draft_service.outcomes import log_failure, proposed, words
 from draft_service.refusal import RefusalReason
 from draft_service.relay import Post, Relay
 from draft_service.scoring import Text
@@ -51,42 +49,6 @@ log = logging.getLogger(__name__)
 
 # Bounds the memory of drafters without slots of their own (an n-gram index of 2,048 tokens takes about 1 MB).
 MAX_SEQUENCES = 1024
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """The worker's copy of a sequence. Touched by the worker thread only."""
-
-    opening: Open
-    token_ids: list[int]
-    question: Question | None = None
-    started: float | None = None
-    draft_s: float = 0.0
-    guessed: list[int] = field(default_factory=list)
-    """Guesses for the question that were drafted ahead, for the case that ``assumed`` is committed: the rest is missing."""
-    assumed: tuple[int, ...] = ()
-    ahead: Ahead | None = None
-
-    def ask(self, question: Question | None) -> None:
-        self.question, self.started, self.draft_s, self.guessed, self.assumed = question, None, 0.0, [], ()
-
-    def take_over(self, ahead: Ahead, branch: Branch) -> None:
-        """What was drafted ahead is the beginning of the answer."""
-        self.guessed, self.assumed, self.draft_s = [*branch.guesses], branch.assumed, ahead.draft_s
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Answers of one step, by the link that gets them."""
-
-    by_link: dict[Deliver, list[Answer]] = field(default_factory=dict)
-
-    def add(self, deliver: Deliver, answer: Answer) -> None:
-        self.by_link.setdefault(deliver, []).append(answer)
-
-    def send(self) -> None:
-        for deliver, answers in self.by_link.items():
-            deliver(answers)
 
 
 class DraftWorker:
@@ -115,7 +77,7 @@ class DraftWorker:
         self._wake = threading.Condition()
         self._inbox: dict[int, list[Event]] = {}
         self._stopping = False
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, HeldSequence] = {}
         self._asking: dict[int, None] = {}  # handles with a question, oldest first
         self._untidy: dict[str, None] = {}  # drafters that may have work of their own to do
         self._looking: dict[int, None] = {}  # handles for which there is something to draft ahead
@@ -229,14 +191,14 @@ class DraftWorker:
         try:
             more = tidy(self._drafters[name])
         except Exception as error:
-            log.error("drafter %s failed to tidy up: %s", name, _words(error))
+            log.error("drafter %s failed to tidy up: %s", name, words(error))
             log.debug("where it failed", exc_info=error)
             more = False
         if not more:
             del self._untidy[name]
 
     def _apply(self, news: Sequence[Event]) -> None:
-        batch = _Batch()
+        batch = Batch()
         for event in news:
             match event:
                 case Open():
@@ -252,7 +214,7 @@ class DraftWorker:
                     self._go_on_alone(handle)
         batch.send()
 
-    def _open(self, opening: Open, batch: _Batch) -> None:
+    def _open(self, opening: Open, batch: Batch) -> None:
         handle, drafter = opening.handle, self._drafters[opening.drafter]
         try:
             if len(self._sequences) >= MAX_SEQUENCES:
@@ -262,10 +224,10 @@ class DraftWorker:
             batch.add(opening.deliver, Refused(handle, RefusalReason.CAPACITY, str(error)))
             return
         except Exception as error:
-            _log_failure(opening.drafter, len(opening.token_ids), error)
-            batch.add(opening.deliver, Refused(handle, RefusalReason.INTERNAL, _words(error)))
+            log_failure(opening.drafter, len(opening.token_ids), error)
+            batch.add(opening.deliver, Refused(handle, RefusalReason.INTERNAL, words(error)))
             return
-        self._sequences[handle] = sequence = _Sequence(opening, opening.token_ids)
+        self._sequences[handle] = sequence = HeldSequence(opening, opening.token_ids)
         self._ask(handle, sequence, opening.question)
 
     def _make_room(self, drafter: Drafter, handle: int) -> None:
@@ -288,10 +250,10 @@ class DraftWorker:
     def _settle_verdict(
         self,
         handle: int,
-        sequence: _Sequence,
+        sequence: HeldSequence,
         committed: Sequence[int],
         question: Question | None,
-        batch: _Batch,
+        batch: Batch,
     ) -> None:
         """The verdict on the last block: what was drafted ahead for it is the answer, a part of it, or for nothing."""
         ahead = sequence.ahead
@@ -302,7 +264,7 @@ class DraftWorker:
             self._ask(handle, sequence, question)
             return
         if ahead.pushed:  # the verifier takes it without a word
-            batch.add(sequence.opening.deliver, _taken(handle, ahead, branch, question))
+            batch.add(sequence.opening.deliver, taken(handle, ahead, branch, question))
             self._ask(handle, sequence, None)
             self._begin_ahead(handle, sequence, question, branch.guesses[: question.k])
             return
@@ -313,7 +275,7 @@ class DraftWorker:
             sequence.started = self._clock()
             self._answer(handle, sequence, batch)
 
-    def _ask(self, handle: int, sequence: _Sequence, question: Question | None) -> None:
+    def _ask(self, handle: int, sequence: HeldSequence, question: Question | None) -> None:
         sequence.ask(question)
         if question is None:
             self._asking.pop(handle, None)
@@ -332,23 +294,23 @@ class DraftWorker:
             self._end_ahead(handle, sequence)
             self._drafters[sequence.opening.drafter].close(handle)
         except Exception as error:  # against the contract; the thread must live on for the others
-            _log_failure(sequence.opening.drafter, len(sequence.token_ids), error)
+            log_failure(sequence.opening.drafter, len(sequence.token_ids), error)
         if self.ended is not None:
-            self.ended(_text(sequence))
+            self.ended(text_of(sequence))
 
     def _draft(self, name: str) -> None:
         """One batch of one drafter: every sequence that asks it."""
-        drafter, batch = self._drafters[name], _Batch()
+        drafter, batch = self._drafters[name], Batch()
         requests = self._requests(name, drafter, batch)
         if requests:
             started = self._clock()
-            outcomes = _proposed(drafter, requests)
+            outcomes = proposed(drafter, requests)
             draft_s = self._clock() - started
             for request, outcome in zip(requests, outcomes, strict=True):
                 self._settle(request, outcome, started, draft_s, batch)
         batch.send()
 
-    def _requests(self, name: str, drafter: Drafter, batch: _Batch) -> list[DraftRequest]:
+    def _requests(self, name: str, drafter: Drafter, batch: Batch) -> list[DraftRequest]:
         """The questions of one drafter, cut to its context; sequences beyond it are refused."""
         requests = []
         for handle in list(self._asking):
@@ -391,7 +353,7 @@ class DraftWorker:
         outcome: "Outcome | Exception",
         started: float,
         draft_s: float,
-        batch: _Batch,
+        batch: Batch,
     ) -> None:
         """Turn one outcome into an answer; the sequence keeps its question where the drafter is not through."""
         handle, sequence = request.handle, self._sequences[request.handle]
@@ -410,7 +372,7 @@ class DraftWorker:
             return
         if isinstance(outcome, Exception):
             self._forget(handle)
-            batch.add(deliver, Refused(handle, RefusalReason.INTERNAL, _words(outcome)))
+            batch.add(deliver, Refused(handle, RefusalReason.INTERNAL, words(outcome)))
             return
         if isinstance(outcome, Sampled):
             self._answer(handle, sequence, batch, outcome)
@@ -419,7 +381,7 @@ class DraftWorker:
         self._answer(handle, sequence, batch)
 
     def _answer(
-        self, handle: int, sequence: _Sequence, batch: _Batch, sampled: Sampled | None = None
+        self, handle: int, sequence: HeldSequence, batch: Batch, sampled: Sampled | None = None
     ) -> None:
         """``guessed`` (or what was drawn) is the answer; the next thing is to draft ahead of its verdict."""
         question, block, assumed = sequence.question, sequence.guessed, sequence.assumed
@@ -444,7 +406,7 @@ class DraftWorker:
     # --- ahead of the verdict ---------------------------------------------------------------------------------
 
     def _begin_ahead(
-        self, handle: int, sequence: _Sequence, question: Question, block: Sequence[int]
+        self, handle: int, sequence: HeldSequence, question: Question, block: Sequence[int]
     ) -> None:
         """The block is with the verifier: there is something to draft ahead of its verdict, if that is wanted."""
         opening, drafter = sequence.opening, self._drafters[sequence.opening.drafter]
@@ -458,7 +420,7 @@ class DraftWorker:
             sequence.ahead = Ahead(request, question, [*block], self._clock())
             self._looking[handle] = None
 
-    def _end_ahead(self, handle: int, sequence: _Sequence) -> None:
+    def _end_ahead(self, handle: int, sequence: HeldSequence) -> None:
         ahead, sequence.ahead = sequence.ahead, None
         self._looking.pop(handle, None)
         drafter = self._drafters[sequence.opening.drafter]
@@ -476,12 +438,12 @@ class DraftWorker:
             ]
             if not of_drafter or not isinstance(drafter, AheadDrafter):
                 continue
-            started, batch = self._clock(), _Batch()
+            started, batch = self._clock(), Batch()
             try:
                 complete = advance(drafter, of_drafter)
             except Exception as error:
                 # A guess less: the sequences keep their drafter, whose next answer will tell whether it works.
-                _log_failure(name, len(of_drafter[0].request.token_ids), error)
+                log_failure(name, len(of_drafter[0].request.token_ids), error)
                 for ahead in of_drafter:
                     self._end_ahead(ahead.request.handle, self._sequences[ahead.request.handle])
                 continue
@@ -495,7 +457,7 @@ class DraftWorker:
                     self._looking.pop(ahead.request.handle)
             batch.send()
 
-    def _push(self, ahead: Ahead, batch: _Batch) -> None:
+    def _push(self, ahead: Ahead, batch: Batch) -> None:
         """Every branch as a block of its own, together in one message."""
         ahead.pushed, ahead.pushed_at = True, self._clock()
         handle, question = ahead.request.handle, ahead.question
@@ -518,77 +480,3 @@ class DraftWorker:
                     pushed=True,
                 ),
             )
-
-
-def _text(sequence: _Sequence) -> Text | None:
-    """What was committed, as far as it was told; None where it is nobody's, or depends on the drafter."""
-    opening = sequence.opening
-    if opening.origin is None or opening.law.sampled:
-        return None
-    return Text(
-        sequence.token_ids,
-        opening.prompt_len,
-        opening.sampling,
-        opening.vocab_size,
-        opening.scope,
-        opening.origin,
-    )
-
-
-def _taken(handle: int, ahead: Ahead, branch: Branch, question: Question) -> Taken:
-    """The block that answers ``question`` before it was asked."""
-    asked = replace(question, arrived=ahead.began)
-    block = Drafted(
-        handle,
-        len(ahead.request.token_ids) - len(branch.assumed),  # they are committed by now
-        branch.guesses[: question.k],
-        asked,
-        ahead.began,
-        ahead.draft_s,
-        assumed_ids=branch.assumed,
-        pushed=True,
-    )
-    return Taken(handle, block, ahead.pushed_at)
-
-
-def _proposed(drafter: Drafter, requests: Sequence[DraftRequest]) -> "list[Outcome | Exception]":
-    """One outcome a request; a batch that fails is retried one by one, so that one sequence costs only itself."""
-    try:
-        outcomes = list(drafter.propose(requests))
-        for request, outcome in zip(requests, outcomes, strict=True):
-            _check(request, outcome)
-        return [*outcomes]
-    except Exception as error:
-        if len(requests) > 1:
-            return [outcome for request in requests for outcome in _proposed(drafter, [request])]
-        _log_failure(drafter.name, len(requests[0].token_ids), error)
-        return [error]
-
-
-def _check(request: DraftRequest, outcome: Outcome) -> None:
-    if outcome is None:
-        return
-    if isinstance(outcome, Pass):
-        if request.alone:
-            raise ValueError("passed on a question that is for this drafter alone")
-        return
-    if isinstance(outcome, Sampled):
-        if len(outcome.distributions) != len(outcome.token_ids):
-            raise ValueError(
-                f"{len(outcome.distributions)} distributions for {len(outcome.token_ids)} tokens"
-            )
-        outcome = outcome.token_ids
-    if len(outcome) > request.k:
-        raise ValueError(f"{len(outcome)} guesses where at most {request.k} were asked for")
-    if outcome and not (min(outcome) >= 0 and max(outcome) < request.vocab_size):
-        raise ValueError(f"guesses {outcome} hold an id outside 0 to {request.vocab_size - 1}")
-
-
-def _log_failure(drafter: str, length: int, error: Exception) -> None:
-    """One line for each sequence that lost its drafter; where it happened only for those who look closer."""
-    log.error("drafter %s failed on a sequence of %d tokens: %s", drafter, length, _words(error))
-    log.debug("where it failed", exc_info=error)
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

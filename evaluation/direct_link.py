@@ -13,7 +13,8 @@ from draft_service.drafters import Drafter, DraftRequest
 from paceline.errors import CapacityError
 from paceline.link import Lookahead, Stamp
 from paceline.types import SamplingParams
-from verify_service.drafts import Drafts, Proposal, Refusal
+from verify_service.drafts import Drafts
+from verify_service.link_port import Proposal, Refusal
 from verify_service.sequence import Sequence as Decoding
 
 ENDPOINT = "replay"

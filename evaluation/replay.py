@@ -23,7 +23,8 @@ from verify_service import controller
 from verify_service.beside import Beside
 from verify_service.block import Block
 from verify_service.costs import CostTable
-from verify_service.drafts import Drafts, Offer
+from verify_service.drafts import Drafts
+from verify_service.link_port import Offer
 from verify_service.scheduler import Work
 from verify_service.sequence import DecodeSpec, State
 from verify_service.sequence import Sequence as Decoding

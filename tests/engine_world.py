@@ -21,8 +21,8 @@ from paceline.link import Lookahead, Stamp
 from paceline.lookup import SuffixLookup
 from verify_service import sequence as engine_sequence
 from verify_service.beside import Beside
-from verify_service.drafts import Offer, Proposal, Refusal
 from verify_service.engine import Engine
+from verify_service.link_port import Offer, Proposal, Refusal
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Run, State
 
 TENANTS = ("", "a", "b")

@@ -7,148 +7,21 @@ and hands in what arrived. A proposal is a hint (I1): whatever a drafter does he
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import Protocol
+from dataclasses import replace
 
-from paceline.link import MAX_LEVEL, NO_LOOKAHEAD, Fate, Lookahead, ProposalGate, Stamp
-from paceline.types import DraftDistribution, Mode, ProposalOutcome
-from verify_service.arrears import Arrears
+from paceline.link import MAX_LEVEL, NO_LOOKAHEAD, Fate, Lookahead, Stamp
+from paceline.types import Mode, ProposalOutcome
+from verify_service.asked import Asked, Link, answers_look
 from verify_service.beside import Beside
 from verify_service.block import PLAIN, Block
-from verify_service.breaker import Breaker
 from verify_service.distributions import Fault, fault_of
+from verify_service.link_port import LinkPort, Offer, Proposal, Refusal
 from verify_service.pace import Pace
 from verify_service.sequence import Sequence
 
 MIRROR_LAG = 32  # tokens that a mirror may lag behind while nothing is asked
 PROBE_WAITS = 2  # times the longest wait: for so long a probe is out, which nobody waits for
 RETRY_S = 1.0  # between two tries to open a sequence on replicas that had no room
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A drafter's answer; empty ``token_ids``: no guess. ``residence_s``: how long it was on the draft replica.
-
-    ``distributions`` say what each token was drawn from, under the sampled laws; none: nothing was drawn.
-    ``assumed_ids``: drafted ahead, for the case that just these are committed. ``draft_s`` is the drafter's whole work.
-    """
-
-    stamp: Stamp
-    token_ids: list[int]
-    residence_s: float
-    distributions: tuple[DraftDistribution, ...] = ()
-    draft_s: float = 0.0
-    assumed_ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A drafter of a draft replica. ``shared``: it computes on the cores that the target model needs."""
-
-    version: str
-    max_context: int = 0  # tokens, 0 for no limit
-    max_level: int = 0
-    one_pass: bool = False
-    shared: bool = True
-
-
-class Refusal(Enum):
-    """Why a drafter does not mirror a sequence."""
-
-    RESYNC = "resync"  # opening anew helps
-    LATER = "later"  # no room now
-    FINAL = "final"  # it will not, on this link
-
-
-class LinkPort(Protocol):
-    """Where entries for one draft replica are written; ``flush`` sends them as one message."""
-
-    endpoint: str
-
-    def open(self, sequence: Sequence, epoch: int, k: int, lookahead: Lookahead) -> None:
-        """Mirror the sequence from now on; up to ``k`` guesses are asked for."""
-
-    def commit(
-        self, stamp: Stamp, token_ids: list[int], k: int, round_index: int, lookahead: Lookahead
-    ) -> None:
-        """Tokens were committed behind ``stamp.base_len``; up to ``k`` guesses are asked for."""
-
-    def close(self, sequence_id: int, epoch: int) -> None:
-        """Forget the sequence."""
-
-    def flush(self) -> None:
-        """Send what was written since the last flush."""
-
-
-@dataclass(slots=True, eq=False)
-class Link:
-    """A draft replica that is connected."""
-
-    port: LinkPort
-    drafters: dict[str, Offer]
-    pace: dict[str, Pace]  # of each drafter
-    breaker: Breaker = field(default_factory=Breaker)
-    arrears: Arrears = field(default_factory=Arrears)
-    sequences: set[int] = field(default_factory=set)
-    probe: int | None = None
-
-    @property
-    def trusted(self) -> bool:
-        """Whether rows may wait for it."""
-        return not (self.breaker.is_open or self.arrears.owes)
-
-
-@dataclass(slots=True, eq=False)
-class _Asked:
-    """What is known of one speculative sequence on the link."""
-
-    sequence: Sequence
-    gate: ProposalGate = field(default_factory=ProposalGate)
-    link: Link | None = None
-    refused_by: set[str] = field(default_factory=set)
-    not_before: dict[str, float] = field(
-        default_factory=dict
-    )  # endpoints that had no room: when to ask again
-    asked_at: float = 0.0
-    k: int = 0  # guesses asked for last, waited for or not
-    answer: Proposal | None = None
-    answered_at: float = 0.0
-    wait: bool = True  # for the answer to what was asked last
-    doubted: bool = (
-        False  # it would be waited for, if the link or the reading of this sequence were not behind
-    )
-    behind: bool = False  # the drafter still reads what it was opened with
-    mirrored: int = 0  # tokens that the mirror has been told
-    look: Stamp | None = (
-        None  # a question that is not waited for: its answer is compared with what is committed meanwhile
-    )
-    looked: list[int] | None = None  # the answer
-    checks: bool = False  # whether the drafter is back, rather than what its guess would be worth
-    reads_prompt: bool = True  # the drafter reads all of the sequence before it answers
-    answered: bool = False  # anything, since the sequence was opened
-    lookahead: Lookahead = NO_LOOKAHEAD  # what may be drafted ahead of the next verdict
-    last_lookahead: Lookahead = NO_LOOKAHEAD  # what could be drafted ahead of the last one
-    kept: dict[tuple[int, ...], tuple[Proposal, float]] = field(default_factory=dict)
-    """Blocks drafted ahead, by the outcome that they assume, and when they came."""
-
-    @property
-    def asks(self) -> bool:
-        """Whether a question is out that nobody waits for."""
-        return self.look is not None and self.looked is None
-
-    @property
-    def pace(self) -> Pace | None:
-        return self.link.pace[self.sequence.spec.plan.drafter] if self.link else None
-
-
-def _answers_look(asked: _Asked, proposal: Proposal) -> bool:
-    """Whether it is what was asked without waiting, perhaps drafted ahead of the outcome that came."""
-    look, stamp = asked.look, proposal.stamp
-    if look is None or stamp.epoch != look.epoch:
-        return False
-    since = tuple(asked.sequence.tokens[stamp.base_len : look.base_len])
-    return stamp.base_len <= look.base_len and since == proposal.assumed_ids
 
 
 class Drafts:
@@ -172,7 +45,7 @@ class Drafts:
         self._least_wait_s = least_wait_s
         self._clock = clock
         self._links: dict[str, Link] = {}
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, Asked] = {}
         self.fates: Counter[Fate] = Counter()
         self.faults: Counter[Fault] = Counter()
         """Blocks left aside under a sampled law because of their distributions."""
@@ -213,7 +86,7 @@ class Drafts:
             if link is None or asked is None or asked.link is not link:
                 self.fates[Fate.STALE] += 1
                 continue
-            if _answers_look(asked, proposal):
+            if answers_look(asked, proposal):
                 asked.looked = proposal.token_ids
                 self._in_touch(asked, link, at)
                 continue
@@ -275,7 +148,7 @@ class Drafts:
         usual_s = pace.usual_wait_s() if pace is not None else None
         return math.inf if asked is None or usual_s is None else asked.asked_at + usual_s
 
-    def _longest_wait_s(self, asked: _Asked) -> float:
+    def _longest_wait_s(self, asked: Asked) -> float:
         """How long a row stands back for its own proposal: twice what is usual, a step at least, as many as it asks for at most.
 
         Never under ``least_wait_s``: where steps take a few milliseconds, the operating system alone is later than that.
@@ -358,7 +231,7 @@ class Drafts:
             return
         asked = self._asked.get(sequence.id)
         if asked is None:
-            asked = self._asked[sequence.id] = _Asked(sequence)
+            asked = self._asked[sequence.id] = Asked(sequence)
         asked.answer = None
         length = len(sequence.tokens)
         if asked.link is not None:
@@ -425,7 +298,7 @@ class Drafts:
             agreed += 1
         return len(guess), checked, agreed
 
-    def _answered(self, asked: _Asked, proposal: Proposal, at: float) -> None:
+    def _answered(self, asked: Asked, proposal: Proposal, at: float) -> None:
         """The proposal is the answer to the question at the live length, cut to what that asked for."""
         link, pace = asked.link, asked.pace
         assert link is not None, "only what was asked on a link is answered"
@@ -455,11 +328,11 @@ class Drafts:
 
     # --- a link that is not waited for ------------------------------------------------------------------------
 
-    def _may_wait(self, asked: _Asked, link: Link) -> bool:
+    def _may_wait(self, asked: Asked, link: Link) -> bool:
         """Not for a link that owes an answer or is on probation, nor for a drafter that still reads the sequence."""
         return link.trusted and not asked.behind
 
-    def _look_after(self, asked: _Asked, link: Link, k: int) -> None:
+    def _look_after(self, asked: Asked, link: Link, k: int) -> None:
         """Time has passed: what was asked may be overdue by now, and so may what the link owes."""
         now = self._clock()
         probes = link.probe == asked.sequence.id
@@ -472,7 +345,7 @@ class Drafts:
         elif link.arrears.overdue(now):
             self._missed(link, now)
 
-    def _in_touch(self, asked: _Asked, link: Link, at: float) -> None:
+    def _in_touch(self, asked: Asked, link: Link, at: float) -> None:
         """An answer that was not waited for has come. A link on probation has to answer in the time that would be waited.
 
         The first answer after an opening says nothing about that, since the drafter had all of the sequence to read.
@@ -489,7 +362,7 @@ class Drafts:
         link.breaker.answered()
         link.probe = None
 
-    def _lookahead(self, asked: _Asked, k: int) -> Lookahead:
+    def _lookahead(self, asked: Asked, k: int) -> Lookahead:
         """How far the drafter works ahead of the verdict on the next ``k`` guesses."""
         pace = asked.pace
         # A draw of the sampled laws has noise of its own, so their outcomes cannot be foreseen.
@@ -522,7 +395,7 @@ class Drafts:
 
     # --- links ------------------------------------------------------------------------------------------------
 
-    def _attach(self, asked: _Asked) -> Link | None:
+    def _attach(self, asked: Asked) -> Link | None:
         drafter = asked.sequence.spec.plan.drafter
         length = len(asked.sequence.tokens)
         now = self._clock()
@@ -542,7 +415,7 @@ class Drafts:
                 return link
         return None
 
-    def _detach(self, asked: _Asked) -> None:
+    def _detach(self, asked: Asked) -> None:
         link = asked.link
         assert link is not None
         link.sequences.discard(asked.sequence.id)

@@ -17,8 +17,9 @@ from paceline.types import Mode
 from verify_service.beside import Beside
 from verify_service.block import Block
 from verify_service.costs import CostTable
-from verify_service.drafts import Drafts, LinkPort, Offer, Proposal, Refusal
+from verify_service.drafts import Drafts
 from verify_service.facts import Decision
+from verify_service.link_port import LinkPort, Offer, Proposal, Refusal
 from verify_service.meter import Meter
 from verify_service.scheduler import Scheduler, Work
 from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Sequence, State

@@ -20,7 +20,7 @@ from paceline.serving.channel import open_channel
 from paceline.simulation import MODEL_NAME
 from paceline.types import DraftDistribution
 from paceline.v1 import draft_pb2, draft_pb2_grpc
-from verify_service.drafts import Offer, Proposal, Refusal
+from verify_service.link_port import Offer, Proposal, Refusal
 from verify_service.sequence import Sequence
 
 log = logging.getLogger(__name__)

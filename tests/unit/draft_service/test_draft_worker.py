@@ -149,7 +149,7 @@ def test_a_failure_harms_only_its_own_sequence(run, answers, caplog):
     assert got[12].token_ids == got[14].token_ids == [1]
     assert got[13] == Refused(13, RefusalReason.INTERNAL, "ValueError: unlucky")
     assert drafter.opened == {12, 14}
-    assert [r.levelname for r in caplog.records if r.name == "draft_service.worker"] == ["ERROR"]
+    assert [r.levelname for r in caplog.records if r.name == "draft_service.outcomes"] == ["ERROR"]
     worker.post([Extend(13, [1], ask()), Extend(12, [1], ask())])
     assert answers.wait(4)[-1].handle == 12, "a late commit to the dropped sequence is nobody's business"
 

@@ -28,7 +28,8 @@ from paceline.sampling import TokenRow, choose
 from paceline.simulation import VOCAB_SIZE
 from paceline.tokenizer import Tokenizer
 from paceline.types import Plan, SamplingParams
-from verify_service.drafts import Drafts, Offer, Proposal, Refusal
+from verify_service.drafts import Drafts
+from verify_service.link_port import Offer, Proposal, Refusal
 from verify_service.sequence import DecodeSpec, Sequence
 
 K = 3

@@ -7,7 +7,8 @@ import pytest
 from paceline.link import Fate, Stamp
 from paceline.types import DraftDistribution, Law, Plan, ProposalOutcome, SamplingParams
 from verify_service.distributions import Fault, fault_of
-from verify_service.drafts import Drafts, Offer, Proposal
+from verify_service.drafts import Drafts
+from verify_service.link_port import Offer, Proposal
 from verify_service.sequence import DecodeSpec, Sequence
 
 GOOD = DraftDistribution((3, 7), (0.25, 0.75))

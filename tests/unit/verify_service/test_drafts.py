@@ -4,7 +4,8 @@ import pytest
 
 from paceline.link import Fate, Lookahead, Stamp
 from paceline.types import Plan, ProposalOutcome, SamplingParams
-from verify_service.drafts import Drafts, Offer, Proposal, Refusal
+from verify_service.drafts import Drafts
+from verify_service.link_port import Offer, Proposal, Refusal
 from verify_service.sequence import DecodeSpec, Sequence
 
 WAIT_S = 0.5

@@ -4,7 +4,7 @@ import pytest
 
 from paceline.types import DepthReason, DraftDistribution, Law, Plan, ProposalOutcome, SamplingParams
 from verify_service import controller, steering
-from verify_service.drafts import Block
+from verify_service.block import Block
 from verify_service.scheduler import Work
 from verify_service.sequence import DecodeSpec, Sequence
 
