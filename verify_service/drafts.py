@@ -125,6 +125,10 @@ class Drafts:
         elif reason is Refusal.LATER:
             asked.not_before[endpoint] = self._clock() + RETRY_S
 
+    def connected(self) -> dict[str, Link]:
+        """Links by endpoint; from any thread, for a glance."""
+        return dict(self._links)
+
     def available(self) -> set[str]:
         """Drafters that some connected replica offers, or that need none."""
         return {name for link in list(self._links.values()) for name in link.drafters} | set(

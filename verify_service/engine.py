@@ -171,7 +171,7 @@ class Engine:
 
     def links(self) -> list[LinkState]:
         """Draft replicas that were ever connected."""
-        up = dict(self._drafts._links)
+        up = self._drafts.connected()
         for endpoint, link in up.items():
             self._openings[endpoint] = link.breaker.times_opened
         return [
