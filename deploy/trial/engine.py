@@ -188,7 +188,7 @@ def _base(docker: Docker, say: "Say") -> None:
         (root / "usr/bin/python").symlink_to("python3")
         for marker in root.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
             marker.unlink()
-        wheels = root / "opt/wheels"
+        wheels = root / "wheels"
         wheels.mkdir(parents=True)
         torch = next(
             line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")
@@ -203,7 +203,7 @@ def _base(docker: Docker, say: "Say") -> None:
             shutil.copy("/etc/pip.conf", root / "etc/pip.conf")
         certificates = "/etc/ssl/certs/ca-certificates.crt"
         changes = [
-            f"ENV PIP_FIND_LINKS=/opt/wheels UV_FIND_LINKS=/opt/wheels PIP_CERT={certificates} SSL_CERT_FILE={certificates}",
+            f"ENV PIP_FIND_LINKS=/wheels UV_FIND_LINKS=/wheels PIP_CERT={certificates} SSL_CERT_FILE={certificates}",
             "LABEL paceline.stand-in=yes",
             'CMD ["python3"]',
         ]
