@@ -3,6 +3,7 @@
 Engine thread only, but for ``now_s``.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -164,7 +165,7 @@ class Steering:
             self.close()
             state, decisions = State(), {row.id: _without_thought(row) for row in rows if not row.finished}
         if self._log is not None:
-            _write(self._log, {"trim": self._trimmed, "facts": facts, "decisions": list(decisions.items())})
+            self._put({"trim": self._trimmed, "facts": facts, "decisions": list(decisions.items())})
         self._state = state
         for outcome in outcomes:
             decision = decisions.get(outcome.sequence.id)
@@ -177,13 +178,27 @@ class Steering:
         if sequence.id in self._state.tracks:
             tracks = {key: track for key, track in self._state.tracks.items() if key != sequence.id}
             self._state = replace(self._state, tracks=tracks)
-            if self._log is not None:
-                _write(self._log, {"forget": sequence.id})
+            self._put({"forget": sequence.id})
 
     def close(self) -> None:
-        """End the log."""
-        if self._log is not None:
-            self._log.close()
+        """End the log. Never raises."""
+        stream, self._log = self._log, None
+        if stream is not None:
+            try:
+                stream.close()
+            except OSError as error:
+                _complain(stream, error)
+
+    def _put(self, entry: object) -> None:
+        """A line more. A log that cannot be written ends there: requests go on."""
+        if self._log is None:
+            return
+        try:
+            _write(self._log, entry)
+        except Exception as error:  # a full disk, a value that is no JSON: nobody else's matter
+            _complain(self._log, error)
+            with contextlib.suppress(OSError):
+                self._log.close()  # what it still holds cannot be written either
             self._log = None
 
     def _fixed(self, sequence: Sequence) -> bool:
@@ -236,22 +251,24 @@ def _without_thought(row: RowFact) -> Decision:
 
 def _open_log(directory: str, table: CostTable, stamp: int) -> IO[str] | None:
     path = Path(directory) / f"depths-{stamp}-{os.getpid()}.jsonl"
+    head = {
+        "curves": table.curves,
+        "context": table.context,
+        "row_key_s": table.row_key_s,
+        "sequence_key_s": table.sequence_key_s,
+    }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = path.open("w", encoding="utf-8")
+        _write(stream, head)
     except OSError as error:
         log.error("no log of depths", extra={"path": str(path), "why": str(error)})
         return None
-    _write(
-        stream,
-        {
-            "curves": table.curves,
-            "context": table.context,
-            "row_key_s": table.row_key_s,
-            "sequence_key_s": table.sequence_key_s,
-        },
-    )
     return stream
+
+
+def _complain(stream: IO[str], error: Exception) -> None:
+    log.error("the log of depths has ended: it cannot be written", extra={"path": stream.name, "why": str(error)})
 
 
 def _write(stream: IO[str], entry: object) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from paceline.engine import Runner, Segment, load_runner
 from paceline.errors import DeadlineError, EngineError, PeerLostError
 from paceline.testing.tiny_models import tiny_model_dir
 from paceline.types import FinishReason, Plan, SamplingParams
+from verify_service import steering
 from verify_service.engine import Engine
 from verify_service.sequence import DecodeSpec, Event, Failed, Finished, Run
+from verify_service.steering import Steering
 
 torch.set_num_threads(1)
 POISON = 99
@@ -226,3 +229,35 @@ async def test_an_error_of_our_own_ends_what_is_in_flight_and_nothing_else(runne
         assert engine.state().kv_slots_free == 8
     finally:
         await asyncio.to_thread(engine.stop)
+
+
+@pytest.mark.parametrize("buffering", [1, -1])
+async def test_a_full_disk_ends_the_log_of_depths_and_nothing_else(
+    runner: Runner,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    buffering: int,
+) -> None:
+    """Whether a line cannot be written or what was kept of it at the end: requests are answered, it is said once."""
+    full = Path("/dev/full").open("w", buffering=buffering, encoding="ascii")
+    monkeypatch.setattr(steering, "_open_log", lambda *_: full)
+    engine = Engine(runner, VerifyConfig(depth_log="somewhere"), asyncio.get_running_loop())
+    engine.start()
+    try:
+        for _ in range(3):
+            _, end = await decode(engine, [5, 6, 7])
+            assert isinstance(end, Finished), end
+    finally:
+        await asyncio.to_thread(engine.stop)
+    assert caplog.text.count("the log of depths has ended") == 1
+    assert full.closed
+
+
+def test_a_log_of_depths_that_cannot_begin_is_no_log(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is full already at the start: the controller is there, and what is missing is said."""
+    full = Path("/dev/full").open("w", buffering=1, encoding="ascii")
+    monkeypatch.setattr(Path, "open", lambda *_, **__: full)
+    Steering(None, log_dir=str(tmp_path)).close()
+    assert "no log of depths" in caplog.text
