@@ -5,6 +5,7 @@ members in the draft tier where nothing was found. Engine thread only. What is f
 """
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,12 +40,17 @@ class Beside:
         drafters: Mapping[str, tuple[str, ...]],
         alone: Mapping[str, str],
         *,
+        vocab_size: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``drafters``: those asked here, and by which look-ups. ``alone``: those asked nowhere else, and their versions."""
+        """``drafters``: those asked here, and by which look-ups. ``alone``: those asked nowhere else, and their versions.
+
+        ``vocab_size``: guesses at or above it end the block; None: all are taken.
+        """
         self._lookups = dict(lookups)
         self._drafters = dict(drafters)
         self.alone = dict(alone)
+        self._vocab_size = sys.maxsize if vocab_size is None else vocab_size
         self._clock = clock
         self._open: dict[int, tuple[Lookup, ...]] = {}
         self._found: dict[int, _Found] = {}
@@ -89,8 +95,7 @@ class Beside:
     def close(self, sequence: Sequence) -> None:
         """The sequence is over: what it said may serve others of its tenant."""
         self._found.pop(sequence.id, None)
-        for lookup in self._open.pop(sequence.id, ()):
-            lookup.close(sequence.id)
+        self._close(sequence.id)
 
     def tidy(self) -> bool:
         """Do a piece of the work that can wait, under 0.1 ms; whether there is more."""
@@ -99,14 +104,11 @@ class Beside:
     def _guess(self, sequence: Sequence, k: int) -> Weighed:
         """The best of the look-ups. One that fails costs this sequence its guesses and nothing else."""
         spec = sequence.spec
+        lookups = self._open.get(sequence.id)
         try:
-            lookups = self._open.get(sequence.id)
             if lookups is None:
-                lookups = tuple(self._lookups[name] for name in self._drafters[spec.plan.drafter])
-                for lookup in lookups:
-                    lookup.open(sequence.id)
-                self._open[sequence.id] = lookups
-            return max(
+                lookups = self._opened(sequence)
+            best = max(
                 (
                     lookup.guess(
                         sequence.id,
@@ -120,18 +122,41 @@ class Beside:
                 key=lambda weighed: sum(weighed.probabilities),
                 default=_NOTHING,
             )
+            if best.token_ids and max(best.token_ids) >= self._vocab_size:
+                return self._within(best)
+            return best
         except Exception:
             log.exception("a look-up failed; this sequence goes on without", extra={"sequence": sequence.id})
+            self._close(sequence.id)
             self._open[sequence.id] = ()
             return _NOTHING
 
+    def _opened(self, sequence: Sequence) -> tuple[Lookup, ...]:
+        for name in self._drafters[sequence.spec.plan.drafter]:
+            self._lookups[name].open(sequence.id)
+            self._open[sequence.id] = (*self._open.get(sequence.id, ()), self._lookups[name])
+        return self._open.setdefault(sequence.id, ())
 
-def build_beside(config: DraftConfig, tokenizer_fingerprint: str) -> Beside:
-    """Those that the settings place beside the target. Raises ConfigError."""
+    def _close(self, handle: int) -> None:
+        for lookup in self._open.pop(handle, ()):
+            try:
+                lookup.close(handle)
+            except Exception:
+                log.exception("closing a look-up failed", extra={"sequence": handle})
+
+    def _within(self, guess: Weighed) -> Weighed:
+        """Up to the first one that the target could not even read."""
+        length = next(i for i, token in enumerate(guess.token_ids) if token >= self._vocab_size)
+        return Weighed(guess.token_ids[:length], guess.probabilities[:length])
+
+
+def build_beside(config: DraftConfig, tokenizer_fingerprint: str, vocab_size: int | None = None) -> Beside:
+    """Those that the settings place beside the target. Raises ConfigError. ``vocab_size``: the target's, where known."""
     drafters = config.beside()
     names = {member for members in drafters.values() for member in members}
     lookups = {
-        name: build_lookup(name, config.drafters[name], tokenizer_fingerprint) for name in sorted(names)
+        name: build_lookup(name, config.drafters[name], tokenizer_fingerprint, vocab_size)
+        for name in sorted(names)
     }
     alone: dict[str, str] = {}
     for name, members in drafters.items():
@@ -139,4 +164,4 @@ def build_beside(config: DraftConfig, tokenizer_fingerprint: str) -> Beside:
             alone[name] = lookups[name].version
         elif set(config.drafters[name].members) == set(members):
             alone[name] = cascade_version([(member, lookups[member].version) for member in members])
-    return Beside(lookups, drafters, alone)
+    return Beside(lookups, drafters, alone, vocab_size=vocab_size)

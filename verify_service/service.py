@@ -292,7 +292,7 @@ async def create_server(config: PacelineConfig) -> TierServer:
     writer = open_records(config.verify, verify_id, runner, costs)
     records = Records(writer, verify_id, config.verify.records.token_ids) if writer is not None else None
     meter = Meter() if config.verify.server.metrics_on is not None else None
-    beside = build_beside(config.draft, runner.info.tokenizer_fingerprint)
+    beside = build_beside(config.draft, runner.info.tokenizer_fingerprint, runner.info.vocab_size)
     engine = Engine(runner, config.verify, loop, costs, beside, meter)
     metrics = _metrics(engine, meter, runner, telemetry, verify_id) if meter is not None else None
     if metrics is not None and writer is not None:

@@ -268,7 +268,9 @@ def _open_log(directory: str, table: CostTable, stamp: int) -> IO[str] | None:
 
 
 def _complain(stream: IO[str], error: Exception) -> None:
-    log.error("the log of depths has ended: it cannot be written", extra={"path": stream.name, "why": str(error)})
+    log.error(
+        "the log of depths has ended: it cannot be written", extra={"path": stream.name, "why": str(error)}
+    )
 
 
 def _write(stream: IO[str], entry: object) -> None:

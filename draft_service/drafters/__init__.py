@@ -36,7 +36,7 @@ __all__ = [
 
 
 def _lookup(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: Tokenizer) -> Drafter:
-    return LookupDrafter(build_lookup(name, entry, tokenizer.fingerprint))
+    return LookupDrafter(build_lookup(name, entry, tokenizer.fingerprint, tokenizer.vocab_size))
 
 
 def _random(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: Tokenizer) -> Drafter:

@@ -30,8 +30,13 @@ __all__ = [
 ]
 
 
-def build_lookup(name: str, entry: DrafterConfig, tokenizer_fingerprint: str) -> Lookup:
-    """The look-up of an entry of ``draft.drafters``, for a target with that tokenizer. Raises ConfigError."""
+def build_lookup(
+    name: str, entry: DrafterConfig, tokenizer_fingerprint: str, vocab_size: int | None = None
+) -> Lookup:
+    """The look-up of an entry of ``draft.drafters``, for a target with that tokenizer. Raises ConfigError.
+
+    ``vocab_size``: of the target, where it is known: what guesses must be below.
+    """
     if entry.kind == "suffix":
         return SuffixLookup(
             name,
@@ -40,13 +45,7 @@ def build_lookup(name: str, entry: DrafterConfig, tokenizer_fingerprint: str) ->
             shared=entry.share == "all",
         )
     if entry.kind == "backoff":
-        table = BackoffTable(Path(entry.table) if entry.table else BACKOFF_TABLE)
-        made_for = table.settings["tokenizer_fingerprint"]
-        if made_for != tokenizer_fingerprint:
-            raise ConfigError(
-                f"draft.drafters.{name}: its table was made for a target with tokenizer {made_for[:16]}, "
-                f"the target served has {tokenizer_fingerprint[:16]}"
-            )
+        table = _backoff_table(f"draft.drafters.{name}", entry, tokenizer_fingerprint, vocab_size)
         version = f"backoff-{table.settings['version'][:12]}-{entry.min_probability:g}"
         return BackoffLookup(name, table, version=version, min_probability=entry.min_probability)
     if entry.min_match > entry.max_match:
@@ -54,6 +53,28 @@ def build_lookup(name: str, entry: DrafterConfig, tokenizer_fingerprint: str) ->
             f"draft.drafters.{name}: min_match {entry.min_match} is above max_match {entry.max_match}"
         )
     return NgramLookup(name, min_match=entry.min_match, max_match=entry.max_match)
+
+
+def _backoff_table(
+    setting: str, entry: DrafterConfig, tokenizer_fingerprint: str, vocab_size: int | None
+) -> BackoffTable:
+    directory = Path(entry.table) if entry.table else BACKOFF_TABLE
+    try:
+        table = BackoffTable(directory)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}.table: {error}") from error
+    made_for = table.settings["tokenizer_fingerprint"]
+    if made_for != tokenizer_fingerprint:
+        raise ConfigError(
+            f"{setting}: its table was made for a target with tokenizer {made_for[:16]}, "
+            f"the target served has {tokenizer_fingerprint[:16]}"
+        )
+    if vocab_size is not None and table.vocab_size > vocab_size:
+        raise ConfigError(
+            f"{setting}.table: {directory} guesses token {table.vocab_size - 1}, "
+            f"the target's vocabulary has {vocab_size}"
+        )
+    return table
 
 
 def cascade_version(members: Sequence[tuple[str, str]]) -> str:

@@ -12,10 +12,13 @@ microseconds and always has a guess, and where two rows cost a step what one doe
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
@@ -23,10 +26,14 @@ from paceline.errors import ConfigError
 from paceline.lookup.base import Weighed
 from paceline.lookup.trust import Cell, Luck, Path
 
+Array = NDArray[np.generic]
+
 SETTINGS, WEIGHTS = "backoff.json", "backoff.safetensors"
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 _BUCKETS = 12  # of chances, whose records are kept apart
+_MOST_ORDER = 8
+_MOST_STEPS = 4096  # of one look-up; a table that training made needs a few hundred at most
 _STRENGTH = 8.0  # guesses that the table's own word counts for
 
 
@@ -50,30 +57,75 @@ class BackoffTable:
     def __init__(self, directory: FilePath) -> None:
         """Raises ConfigError for a directory that is none."""
         try:
-            self.settings = json.loads((directory / SETTINGS).read_text(encoding="utf-8"))
-            arrays = load_file(directory / WEIGHTS)
-            self.order: int = self.settings["order"]
-            self._slots = len(arrays["checks"])
-            if self._slots & (self._slots - 1) or not all(len(a) == self._slots for a in arrays.values()):
-                raise ValueError("its arrays do not have one power of two of slots")
-            # Views of plain integers: an element of a numpy array takes four times as long.
-            self._checks = memoryview(arrays["checks"].astype("<u4").tobytes()).cast("I")
-            self._tokens = memoryview(arrays["tokens"].astype("<u4").tobytes()).cast("I")
-            self._chances = arrays["chances"].astype("u1").tobytes()
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            self.settings = _settings(directory / SETTINGS)
+            checks, tokens, chances = _slots(load_file(directory / WEIGHTS))
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise ConfigError(f"{directory} holds no back-off table: {error}") from error
+        self.order: int = self.settings["order"]
+        self._num_slots = len(checks)
+        # Views of plain integers: an element of a numpy array takes four times as long.
+        self._checks = memoryview(checks.tobytes()).cast("I")
+        self._tokens = memoryview(tokens.tobytes()).cast("I")
+        self._chances = chances.tobytes()
+        self.vocab_size = 1 + max(tokens[checks != 0].tolist(), default=-1)
+        """One more than the largest token that it can guess."""
 
     def next(self, context: Sequence[int]) -> tuple[int, float, int] | None:
         """(likeliest next token, its probability, tokens of context that say so), by the longest context that is known."""
-        mask = self._slots - 1
+        mask = self._num_slots - 1
         for length in range(min(self.order, len(context)), 0, -1):
             key = hash_of(context[-length:])
             check, slot = check_of(key), key & mask
-            while held := self._checks[slot]:
+            while held := self._checks[slot]:  # ends: some slot is empty (``_slots``)
                 if held == check:
                     return self._tokens[slot], self._chances[slot] / 255.0, length
                 slot = (slot + 1) & mask
         return None
+
+
+def _settings(path: FilePath) -> dict[str, Any]:
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path.name} is no JSON object")  # noqa: TRY004  # of what is read: all of one kind
+    order = settings.get("order")
+    if type(order) is not int or not 1 <= order <= _MOST_ORDER:
+        raise ValueError(f"order = {order!r} in {path.name}: expected a whole number from 1 to {_MOST_ORDER}")
+    for name in ("version", "tokenizer_fingerprint"):
+        if not isinstance(settings.get(name), str):
+            raise ValueError(f"{name} = {settings.get(name)!r} in {path.name}: expected a text")  # noqa: TRY004
+    return settings
+
+
+def _slots(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
+    """Checks, tokens and chances as they are kept. Raises ValueError, KeyError where a look-up could fail or would not end."""
+    checks, tokens, chances = (
+        _kept(name, arrays[name], kind)
+        for name, kind in (("checks", "<u4"), ("tokens", "<u4"), ("chances", "u1"))
+    )
+    if not len(checks) == len(tokens) == len(chances) or not len(checks) or len(checks) & (len(checks) - 1):
+        raise ValueError("its arrays do not have one power of two of slots")
+    empty = np.flatnonzero(checks == 0)
+    if not len(empty):
+        raise ValueError(
+            "none of its slots is empty, so that looking for what it does not hold would never end"
+        )
+    longest = int(np.diff(empty, append=empty[0] + len(checks)).max()) - 1
+    if longest > _MOST_STEPS:
+        raise ValueError(
+            f"{longest} slots without an empty one between them: looking through them takes too long"
+        )
+    return checks, tokens, chances
+
+
+def _kept(name: str, array: Array, kind: str) -> Array:
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name} has {array.ndim} dimensions of {array.dtype}: expected one of whole numbers"
+        )
+    kept = array.astype(kind)
+    if not np.array_equal(kept, array):
+        raise ValueError(f"{name} holds numbers that are no {kept.dtype}")
+    return kept
 
 
 @dataclass(slots=True)

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from paceline.config import DrafterConfig
 from paceline.errors import ConfigError
+from paceline.lookup import build_lookup
 from paceline.lookup.backoff import SETTINGS, WEIGHTS, BackoffLookup, BackoffTable
 from training import backoff
 from training.answers import Answer
@@ -94,6 +97,64 @@ def test_a_directory_that_is_no_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / WEIGHTS).write_bytes(b"nothing")
     with pytest.raises(ConfigError, match="no back-off table"):
         BackoffTable(tmp_path)
+
+
+U4, FULL = np.uint32, 16
+SETTINGS_OF = {"order": 3, "tokenizer_fingerprint": "f", "version": "v"}
+
+
+def arrays(**changes: np.ndarray) -> dict[str, np.ndarray]:
+    checks = np.arange(FULL, dtype=U4)  # its first slot is empty
+    return {
+        "checks": checks,
+        "tokens": np.full(FULL, 7, U4),
+        "chances": np.full(FULL, 255, np.uint8),
+    } | changes
+
+
+@pytest.mark.parametrize(
+    ("settings", "weights", "says"),
+    [
+        (SETTINGS_OF, arrays(checks=np.full(FULL, 7, U4)), "never end"),
+        (SETTINGS_OF, {n: np.resize(a, 8192) for n, a in arrays(checks=np.r_[0, np.full(8191, 7)]).items()}, "too long"),
+        (SETTINGS_OF, {name: array[:0] for name, array in arrays().items()}, "power of two"),
+        (SETTINGS_OF, {name: array[:12] for name, array in arrays().items()}, "power of two"),
+        (SETTINGS_OF, arrays(tokens=np.zeros(8, U4)), "power of two"),
+        (SETTINGS_OF, {name: array.reshape(4, 4) for name, array in arrays().items()}, "2 dimensions"),
+        (SETTINGS_OF, arrays(checks=np.full(FULL, np.nan, np.float32)), "float32"),
+        (SETTINGS_OF, arrays(tokens=np.full(FULL, -1, np.int64)), "tokens holds numbers"),
+        (SETTINGS_OF, {"checks": np.zeros(FULL, U4)}, "tokens"),
+        (SETTINGS_OF, arrays(tokens=np.full(FULL, 100, U4)), "token 100, the target's vocabulary has 100"),
+        ([1], arrays(), "JSON object"),
+        (SETTINGS_OF | {"order": "3"}, arrays(), "order = '3'"),
+        (SETTINGS_OF | {"order": 0}, arrays(), "order = 0"),
+        (SETTINGS_OF | {"order": 9}, arrays(), "order = 9"),
+        (SETTINGS_OF | {"order": True}, arrays(), "order = True"),
+        (SETTINGS_OF | {"tokenizer_fingerprint": 5}, arrays(), "tokenizer_fingerprint = 5"),
+        ({"order": 3, "tokenizer_fingerprint": "f"}, arrays(), "version = None"),
+    ],
+)  # fmt: skip
+def test_a_table_that_a_look_up_would_stumble_over_is_refused(
+    tmp_path: Path, settings: object, weights: dict[str, np.ndarray], says: str
+) -> None:
+    """When it is loaded, by the setting's name: not in the middle of a request, nor by never coming back."""
+    (tmp_path / SETTINGS).write_text(json.dumps(settings))
+    save_file(weights, tmp_path / WEIGHTS)
+    entry = DrafterConfig(kind="backoff", table=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"draft\.drafters\.mine\.table: .*") as raised:
+        build_lookup("mine", entry, "f", 100)
+    assert says in str(raised.value)
+
+
+def test_a_table_within_the_vocabulary_is_taken(tmp_path: Path) -> None:
+    """What empty slots hold does not matter; without a known vocabulary any token may be guessed."""
+    (tmp_path / SETTINGS).write_text(json.dumps(SETTINGS_OF))
+    save_file(arrays(tokens=np.array([4_000_000_000] + [99] * 15, U4)), tmp_path / WEIGHTS)
+    entry = DrafterConfig(kind="backoff", table=str(tmp_path))
+    for vocab_size in (100, None):
+        lookup = build_lookup("mine", entry, "f", vocab_size)
+        lookup.open(1)
+        assert lookup.guess(1, [1, 2, 3, 4], prompt_len=2, scope="", k=4).token_ids == []
 
 
 def test_the_committed_table_fits_its_target() -> None:

@@ -76,27 +76,56 @@ class Broken:
 
     name, version = "suffix", "0"
 
+    def __init__(self) -> None:
+        self.is_open: set[int] = set()
+        self.closed = 0
+
     def open(self, handle: int) -> None:
-        self.opened = handle
+        self.is_open.add(handle)
 
     def guess(self, handle: int, token_ids, *, prompt_len: int, scope: str, k: int) -> Weighed:
         raise RuntimeError("broken")
 
     def close(self, handle: int) -> None:
-        raise AssertionError("not open any more")
+        self.is_open.remove(handle)
+        self.closed += 1
 
     def tidy(self) -> bool:
         return False
 
 
 def test_a_look_up_that_fails_costs_its_guesses_only(caplog: pytest.LogCaptureFixture) -> None:
-    """The sequence goes on without, and the fault is said once."""
-    lookups, row = beside(suffix=Broken()), sequence(prompt=TEXT)
+    """The sequence goes on without, and the fault is said once; no look-up keeps its text."""
+    other, broken, row = Broken(), Broken(), sequence(prompt=TEXT)
+    other.guess = lambda *_, **__: Weighed([], [])  # type: ignore[method-assign]
+    lookups = Beside({"other": other, "suffix": broken}, {"suffix": ("other", "suffix")}, {})
     for _ in range(3):
         assert lookups.look(row, 4) == ()
         row.tokens.append(7)
+        assert (other.is_open, broken.is_open) == (set(), set())
     lookups.close(row)
+    assert (other.closed, broken.closed) == (1, 1)
     assert caplog.text.count("a look-up failed") == 1
+
+
+def test_a_look_up_that_cannot_be_opened_leaves_none_open(caplog: pytest.LogCaptureFixture) -> None:
+    """Those before it are closed."""
+    other, broken, row = Broken(), Broken(), sequence(prompt=TEXT)
+    broken.open = lambda handle: [][handle]  # type: ignore[method-assign]
+    lookups = Beside({"other": other, "suffix": broken}, {"suffix": ("other", "suffix")}, {})
+    assert lookups.look(row, 4) == ()
+    assert (other.is_open, other.closed, broken.closed) == (set(), 1, 0)
+
+
+def test_a_guess_outside_the_vocabulary_ends_the_block() -> None:
+    """The target could not read it; what stands before it is a guess like any other."""
+    lookup = SuffixLookup("suffix", pool_bytes=1 << 20, min_probability=0.0)
+    lookups = Beside({"suffix": lookup}, {"suffix": ("suffix",)}, {}, vocab_size=4)
+    row = sequence(prompt=TEXT)
+    assert len(lookups.look(row, 3) or ()) == 1
+    block = lookups.take(row)
+    assert block is not None
+    assert block.token_ids == [3]
 
 
 def test_settings_say_what_is_looked_up_where() -> None:

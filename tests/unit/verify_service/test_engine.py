@@ -239,7 +239,7 @@ async def test_a_full_disk_ends_the_log_of_depths_and_nothing_else(
     buffering: int,
 ) -> None:
     """Whether a line cannot be written or what was kept of it at the end: requests are answered, it is said once."""
-    full = Path("/dev/full").open("w", buffering=buffering, encoding="ascii")
+    full = Path("/dev/full").open("w", buffering=buffering, encoding="ascii")  # noqa: ASYNC230, SIM115  # closed by what is tested
     monkeypatch.setattr(steering, "_open_log", lambda *_: full)
     engine = Engine(runner, VerifyConfig(depth_log="somewhere"), asyncio.get_running_loop())
     engine.start()
@@ -257,7 +257,7 @@ def test_a_log_of_depths_that_cannot_begin_is_no_log(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The disk is full already at the start: the controller is there, and what is missing is said."""
-    full = Path("/dev/full").open("w", buffering=1, encoding="ascii")
+    full = Path("/dev/full").open("w", buffering=1, encoding="ascii")  # noqa: SIM115
     monkeypatch.setattr(Path, "open", lambda *_, **__: full)
     Steering(None, log_dir=str(tmp_path)).close()
     assert "no log of depths" in caplog.text
