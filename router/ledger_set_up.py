@@ -1,11 +1,21 @@
 """The ledger's writer by the settings, with those who judge by it."""
 
 from paceline.config import RouterConfig
-from router.guard import Guard, GuardRules
-from router.holdout import Holdout
+from router.guard import Guard, GuardRules, verdicts_from
+from router.holdout import Holdout, comparisons_from
 from router.ledger.keeper import Keeper
 from router.plan import PlanTable
-from router.rollout import Rollout, RolloutRules
+from router.rollout import ORDERS, Rollout, RolloutRules, orders_from, standings_from
+from router.rules import Rules
+
+READERS = {
+    Guard.name: verdicts_from,
+    Holdout.name: comparisons_from,
+    Rollout.name: standings_from,
+    ORDERS: orders_from,
+    "rules": Rules.parse,
+}
+"""What a document of the ledger must be readable as."""
 
 
 def open_keeper(config: RouterConfig) -> Keeper:
@@ -22,4 +32,4 @@ def open_keeper(config: RouterConfig) -> Keeper:
         begins_on=lambda task: table.rule(task).mode == "speculative",
     )
     pace = RolloutRules(config.rollout.steps, config.rollout.window)
-    return Keeper(config.ledger.path, judges=[Guard(rules), Holdout(), Rollout(pace)])
+    return Keeper(config.ledger.path, judges=[Guard(rules), Holdout(), Rollout(pace)], readers=READERS)

@@ -5,6 +5,7 @@ drafter there, room); the guard; the lot of the holdout. Everything is looked up
 it (I1).
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -59,6 +60,9 @@ class Decision:
     considered: tuple[str, ...]
 
 
+_logger = logging.getLogger(__name__)
+
+
 class Policy:
     """Decides; one per router. Lives on the event loop."""
 
@@ -75,13 +79,20 @@ class Policy:
         memory.on_documents = self.learn
 
     def learn(self, documents: Mapping[str, str]) -> None:
-        """Take in what the ledger's writer decided, or operators did."""
-        if "guard" in documents:
-            self._verdicts = verdicts_from(documents["guard"])
-        if "rollout" in documents:
-            self._standings = standings_from(documents["rollout"])
-        if "rules" in documents:
-            self.rules = Rules.parse(documents["rules"])
+        """Take in what the ledger's writer decided, or operators did. One that cannot be read changes nothing."""
+        for name, document in documents.items():
+            try:
+                self._learn(name, document)
+            except Exception:  # of another version, say: the ledger is exchanged with all the same
+                _logger.exception("a document of the ledger cannot be read", extra={"document": name})
+
+    def _learn(self, name: str, document: str) -> None:
+        if name == "guard":
+            self._verdicts = verdicts_from(document)
+        elif name == "rollout":
+            self._standings = standings_from(document)
+        elif name == "rules":
+            self.rules = Rules.parse(document)
 
     def state(self, task: str, drafter: str) -> GuardState:
         """Of the guard; what begins with plain decoding is tried by a few requests until it is known, or was checked."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from router.evidence import seconds_per_token, speed_ratio
 from router.ledger.book import Book
+from router.ledger.documents import entries, value_of
 from router.ledger.group import Arm, Group
 from router.ledger.keeper import Bins
 from router.ledger.store import Audit
@@ -340,8 +341,12 @@ def standings_from(document: str) -> dict[Subject, Standing]:
 
 
 def orders_from(document: str) -> list[Order]:
-    """What was said, oldest first."""
-    return [Order(**entry | {"said": Said(entry["said"])}) for entry in json.loads(document or "[]")]
+    """What was said, oldest first. Raises ValueError for what is no such document."""
+    orders = [value_of(Order, entry) for entry in entries(document)]
+    for order in orders:
+        if not 0.0 <= order.share <= 1.0:
+            raise ValueError(f"share: {order.share!r} is none")
+    return orders
 
 
 def with_orders(document: str, new: Sequence[Order]) -> str:

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Self
 
+from router.ledger.documents import entries, value_of
+
 
 class Action(Enum):
     """What a rule says."""
@@ -86,7 +88,5 @@ class Rules:
 
     @classmethod
     def parse(cls, document: str) -> Self:
-        """What ``document`` gave."""
-        return cls(
-            Rule(**entry | {"action": Action(entry["action"])}) for entry in json.loads(document or "[]")
-        )
+        """What ``document`` gave. Raises ValueError for what is none."""
+        return cls(value_of(Rule, entry) for entry in entries(document))

@@ -4,17 +4,19 @@ Everything happens on the keeper's own thread; callers get futures. A batch is a
 counted once however often it is sent: each source numbers its batches.
 """
 
+import contextlib
 import logging
 import queue
 import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from paceline.errors import InvalidRequestError
 from router.ledger.book import Book, Cell
 from router.ledger.group import Group
 from router.ledger.store import Audit, LedgerBusyError, Store
@@ -88,16 +90,28 @@ class Keeper:
     """Owner of store and book."""
 
     def __init__(
-        self, path: str, *, judges: Sequence[Judge] = (), clock: Callable[[], float] = time.time
+        self,
+        path: str,
+        *,
+        judges: Sequence[Judge] = (),
+        readers: Mapping[str, Callable[[str], object]] = {},
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """``path`` empty: kept in memory. So it is where the file cannot be used, too: ``problem`` then says why."""
+        """``path`` empty: kept in memory. So it is where the file cannot be used, too: ``problem`` then says why.
+
+        ``readers``: by name of a document what raises where one cannot be read; such a one is refused, and one that the file
+        holds is gone on without.
+        """
         self.problem = ""
         self._clock = clock
+        self._readers = readers
+        self._failing: set[str] = set()
+        """Judges that failed when they were last asked: said once."""
         self._store = self._open(path)
         self._book = Book()
         self._judges = judges
         self._sources = self._store.sources()
-        self._documents = self._store.documents()
+        self._documents = self._readable(self._store.documents())
         self._epoch = secrets.token_hex(8)
         self._version = 1
         self._row_versions: dict[Cell, int] = {}
@@ -107,9 +121,11 @@ class Keeper:
             self._row_versions[cell] = self._version
         for judge in judges:
             if judge.name in self._documents:
-                judge.restore(self._documents[judge.name])
+                with self._survived(judge):
+                    judge.restore(self._documents[judge.name])
             for name, value in self._documents.items():
-                judge.heard(name, value)
+                with self._survived(judge):
+                    judge.heard(name, value)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # What is not on disk yet.
         self._dirty: set[Cell] = set()
@@ -128,6 +144,37 @@ class Keeper:
             self.problem = f"{path}: {error}"
             _logger.error("the ledger is kept in memory only", extra={"problem": self.problem})
             return Store.opened("")
+
+    def _readable(self, documents: Mapping[str, str]) -> dict[str, str]:
+        kept = {}
+        for name, value in documents.items():
+            if why := self._why_unreadable(name, value):
+                _logger.error(
+                    "a document of the ledger cannot be read; going on without",
+                    extra={"document": name, "why": why},
+                )
+            else:
+                kept[name] = value
+        return kept
+
+    def _why_unreadable(self, name: str, value: str) -> str:
+        try:
+            self._readers.get(name, str)(value)
+        except Exception as error:  # whatever a reader stumbles over
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    @contextlib.contextmanager
+    def _survived(self, judge: Judge) -> Iterator[None]:
+        """One judge's fault is not the ledger's."""
+        try:
+            yield
+        except Exception:
+            if judge.name not in self._failing:
+                self._failing.add(judge.name)
+                _logger.exception("a judge failed; the ledger goes on", extra={"judge": judge.name})
+        else:
+            self._failing.discard(judge.name)
 
     def start(self) -> None:
         """Begin to take batches."""
@@ -151,10 +198,13 @@ class Keeper:
         return self.call(lambda _book, _now: self._news(since if epoch == self._epoch else 0))
 
     def put_document(self, name: str, value: str, audits: Sequence[Audit] = ()) -> "Future[None]":
-        """Replace a document and put down why; done when it is on disk."""
+        """Replace a document and put down why; done when it is on disk. InvalidRequestError: nobody could read it."""
         done: Future[None] = Future()
 
         def put() -> None:
+            if why := self._why_unreadable(name, value):
+                _fail(done, _unreadable(name, why))
+                return
             self._put_document(name, value, audits)
             self._unwritten.append(done)
 
@@ -164,7 +214,10 @@ class Keeper:
     def replace_document(
         self, name: str, expected: str, value: str, audits: Sequence[Audit]
     ) -> "Future[tuple[bool, str]]":
-        """Replace a document if it is ``expected`` ("" if there is none); whether it was, and what it is now, on disk."""
+        """Replace a document if it is ``expected`` ("" if there is none); whether it was, and what it is now, on disk.
+
+        InvalidRequestError: nobody could read ``value``.
+        """
         done: Future[tuple[bool, str]] = Future()
 
         def told(written: "Future[None]") -> None:
@@ -175,6 +228,9 @@ class Keeper:
                 done.set_exception(error)
 
         def replace() -> None:
+            if why := self._why_unreadable(name, value):
+                _fail(done, _unreadable(name, why))
+                return
             if self._documents.get(name, "") != expected:
                 done.set_result((False, self._documents.get(name, "")))
                 return
@@ -195,6 +251,8 @@ class Keeper:
         done: Future[T] = Future()
 
         def run() -> None:
+            if not done.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
             try:
                 done.set_result(work(self._book, self._clock()))
             except Exception as error:
@@ -215,7 +273,7 @@ class Keeper:
             else:
                 if work is None:
                     break
-                work()
+                self._do(work)
             now = time.monotonic()
             if now >= self._next_step:
                 self._step()
@@ -226,7 +284,22 @@ class Keeper:
         self._flush()
         self._store.close()
 
+    def _do(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:  # the thread is everybody's: it goes on
+            _logger.exception("the ledger failed at a piece of work")
+
     def _take(self, batch: Batch, done: "Future[None]") -> None:
+        try:
+            self._count(batch)
+        except Exception as error:
+            _logger.exception("the ledger failed at a batch", extra={"source": batch.source})
+            _fail(done, error)
+        else:
+            self._unwritten.append(done)
+
+    def _count(self, batch: Batch) -> None:
         if batch.number > self._sources.get(batch.source, 0):
             self._version += 1
             for update in batch.updates:
@@ -234,10 +307,10 @@ class Keeper:
                     self._row_versions[cell] = self._version
                     self._dirty.add(cell)
                 for judge in self._judges:
-                    judge.observe(update.group, update.row, update.bins)
+                    with self._survived(judge):
+                        judge.observe(update.group, update.row, update.bins)
             self._sources[batch.source] = batch.number
             self._dirty_sources.add(batch.source)
-        self._unwritten.append(done)
 
     def _put_document(self, name: str, value: str, audits: Sequence[Audit]) -> None:
         self._version += 1
@@ -246,7 +319,8 @@ class Keeper:
         self._dirty_documents.add(name)
         self._audits += audits
         for judge in self._judges:
-            judge.heard(name, value)
+            with self._survived(judge):
+                judge.heard(name, value)
 
     def _news(self, since: int) -> News:
         return News(
@@ -260,7 +334,9 @@ class Keeper:
         """Let the judges look, and drop what no window reaches."""
         now = self._clock()
         for judge in self._judges:
-            decided = judge.step(self._book, now)
+            decided = None
+            with self._survived(judge):
+                decided = judge.step(self._book, now)
             if decided is not None:
                 self._put_document(judge.name, *decided)
         if now >= self._next_forget:
@@ -281,10 +357,10 @@ class Keeper:
                     documents={name: self._documents[name] for name in self._dirty_documents},
                     audits=self._audits,
                 )
-            except sqlite3.Error as error:  # a full disk, say: all stays dirty and is tried again
+            except Exception as error:  # a full disk, say: all stays dirty and is tried again
                 _logger.exception("the ledger could not be written")
                 for done in waiting:
-                    done.set_exception(error)
+                    _fail(done, error)
                 return
             self._dirty.clear()
             self._dirty_sources.clear()
@@ -293,3 +369,12 @@ class Keeper:
         for done in waiting:
             if not done.cancelled():
                 done.set_result(None)
+
+
+def _unreadable(name: str, why: str) -> InvalidRequestError:
+    return InvalidRequestError.single("value", f"it cannot be read as the document {name!r}: {why}")
+
+
+def _fail(done: "Future[T]", error: Exception) -> None:
+    with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+        done.set_exception(error)

@@ -6,15 +6,16 @@ The servicer is the keeper's; the client is a ``Writer`` for a router's memory.
 import asyncio
 import hashlib
 import time
+from collections.abc import Iterable, Iterator
 
 import grpc
 import numpy as np
 
-from paceline.errors import PacelineError
+from paceline.errors import FieldViolation, InvalidRequestError, PacelineError
 from paceline.serving.channel import error_from_rpc, open_channel
 from paceline.v1 import ledger_pb2, ledger_pb2_grpc
 from router.ledger.book import Cell
-from router.ledger.group import GROUP_FIELDS, Group
+from router.ledger.group import GROUP_FIELDS, Arm, Group
 from router.ledger.keeper import Batch, Keeper, News, Update
 from router.ledger.store import Audit
 from router.ledger.sums import FIELDS, Row
@@ -22,6 +23,9 @@ from router.ledger.sums import FIELDS, Row
 SERVICE = ledger_pb2.DESCRIPTOR.services_by_name["LedgerService"].full_name
 _TIMEOUT_S = 5.0
 _DEFAULT_AUDITS = 20
+_ARMS = {arm.value for arm in Arm}
+_LAST_AT = 1e11
+"""Some three thousand years on: what the file can hold."""
 _SHAPE = hashlib.blake2b(repr((FIELDS, GROUP_FIELDS)).encode(), digest_size=8).hexdigest()
 """Two programs that count different things must not mix."""
 
@@ -44,6 +48,8 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
                 "this ledger counts other things than the router: upgrade one of them",
             )
         if request.batch:
+            if wrong := [*_wrong(request.updates)]:
+                raise InvalidRequestError(wrong)
             updates = [
                 Update(
                     Group(*update.group.values),
@@ -144,6 +150,20 @@ class RemoteKeeper:
         except grpc.aio.AioRpcError as error:
             raise _away(error) from error
         return [Audit(r.at, r.kind, r.subject, r.words, {}) for r in reply.records]
+
+
+def _wrong(updates: Iterable[ledger_pb2.LedgerUpdate]) -> Iterator[FieldViolation]:
+    """What the ledger could not count."""
+    for index, update in enumerate(updates):
+        path, values = f"updates[{index}]", update.group.values
+        if len(values) != len(GROUP_FIELDS):
+            yield FieldViolation(f"{path}.group", f"{len(values)} values; expected {len(GROUP_FIELDS)}")
+        elif (arm := values[GROUP_FIELDS.index("arm")]) not in _ARMS:
+            yield FieldViolation(f"{path}.group", f"arm {arm!r}; expected one of {', '.join(sorted(_ARMS))}")
+        if len(update.sums) != len(FIELDS):
+            yield FieldViolation(f"{path}.sums", f"{len(update.sums)} of them; expected {len(FIELDS)}")
+        if not 0 <= update.at < _LAST_AT:
+            yield FieldViolation(f"{path}.at", f"{update.at!r}; expected unix time")
 
 
 def _group(group: Group) -> ledger_pb2.LedgerGroup:

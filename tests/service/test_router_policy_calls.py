@@ -1,18 +1,23 @@
 """The policy over the wire: decisions in replies, rules at run time, a ledger that two routers share."""
 
 import asyncio
+import math
 
+import grpc
 import pytest
 from scripted_verify import Script, ask, pair, router_config, running_router, scripted_verify
 
 import router.service
 from cluster.policy_words import explained, in_words, rule_in_words
 from paceline.client import Client, Started, generate_request
+from paceline.config import load_config
 from paceline.errors import InvalidRequestError, PeerLostError
 from paceline.testing.servers import running_server
 from paceline.types import Mode
-from paceline.v1 import router_pb2
+from paceline.v1 import ledger_pb2, ledger_pb2_grpc, router_pb2
+from router.ledger.remote import _SHAPE
 from router.ledger.service import create_server
+from router.ledger.sums import FIELDS
 
 IDS = list(range(10, 60))
 PLAIN = router_pb2.POLICY_ACTION_PLAIN
@@ -135,3 +140,37 @@ async def test_what_was_learnt_outlives_the_router(tmp_path):
                 while not (await client.policy()).rules:
                     await asyncio.sleep(0.05)
             assert [rule.task for rule in (await client.policy()).rules] == ["chat"]
+
+
+async def test_a_shared_ledger_refuses_what_it_could_not_count_or_read():
+    """By the field's name; afterwards it answers everybody as before."""
+    config = load_config(None, ["router.ledger.server.port=0", "router.ledger.server.metrics_port=off"])
+    async with (
+        running_server(create_server, config) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        stub = ledger_pb2_grpc.LedgerServiceStub(channel)
+        group = ledger_pb2.LedgerGroup(values=["code", "", "ngram", "1", "coupled", "0", "1", "auto"])
+        good = ledger_pb2.LedgerUpdate(group=group, at=1e9, sums=[0] * len(FIELDS))
+        bad = [good.__deepcopy__() for _ in range(5)]
+        bad[0].at, bad[1].at = math.nan, 1e300
+        bad[2].sums.append(1)
+        bad[3].group.values[-1] = "none"
+        del bad[4].group.values[0]
+        asked = [
+            stub.Exchange(
+                ledger_pb2.ExchangeRequest(source="s", batch=1, updates=[one], fields=_SHAPE), timeout=5
+            )
+            for one in bad
+        ]
+        asked.append(
+            stub.PutDocument(ledger_pb2.PutDocumentRequest(name="rollout_orders", value="{"), timeout=5)
+        )
+        for call in asked:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT, raised.value
+        taken = await stub.Exchange(
+            ledger_pb2.ExchangeRequest(source="s", batch=1, updates=[good], fields=_SHAPE), timeout=5
+        )
+        assert len(taken.rows) == 2

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.config import load_config
+from paceline.errors import InvalidRequestError
 from paceline.types import ProposalOutcome, RoundRecord
 from router.ledger.book import WINDOWS, Book
 from router.ledger.group import Group, batch_bucket, temperature_bucket
@@ -22,6 +24,7 @@ from router.ledger.keeper import Batch, Keeper, Update
 from router.ledger.memory import Memory, OwnKeeper
 from router.ledger.store import MIGRATIONS, Audit, Store
 from router.ledger.sums import AT, FIELDS, RoundSums, accepted_by_position, drafted_by_position, no_sums
+from router.ledger_set_up import open_keeper
 
 NOW = 1_800_000_000.0
 
@@ -303,3 +306,93 @@ def test_the_order_of_updates_does_not_matter(updates, rng):
 def test_fields_have_one_name_each():
     """A row's columns are named once."""
     assert len(set(FIELDS)) == len(FIELDS)
+
+
+class Stumbling:
+    """A judge that raises whatever it is asked."""
+
+    name = "stumbling"
+
+    def __getattr__(self, name: str):
+        raise RuntimeError(f"stumbled at {name}")
+
+
+def test_no_judge_ends_the_ledger(tmp_path, caplog, monkeypatch):
+    """Restoring, hearing, observing, stepping: what fails in it is said once, all else is counted and written."""
+    monkeypatch.setattr("router.ledger.keeper.STEP_S", 0.01)
+    path = tmp_path / "ledger.sqlite"
+    first = running(path)
+    first.put_document("stumbling", "{}").result(10)
+    first.stop()
+    keeper = running(path, judges=[Stumbling()])
+    for number in (1, 2):
+        keeper.take(Batch("router", number, [Update(group(), time.time(), one(rounds=1))])).result(10)
+        keeper.put_document("rules", "[]").result(10)
+    assert sum(int(row[AT["rounds"]]) for _, row in keeper.news().result(10).rows) == 4  # minute and hour
+    keeper.stop()
+    assert caplog.text.count("a judge failed") == 1
+
+
+BAD_DOCUMENTS = [
+    ("rules", "x"),
+    ("rules", "{}"),
+    ("rules", '[{"action": "nope"}]'),
+    ("rules", '[{"action": "plain", "k": "4"}]'),
+    ("rules", '[{"action": "plain", "other": 4}]'),
+    ("rollout_orders", "{"),
+    ("rollout_orders", "[5]"),
+    ("rollout_orders", '[{"number": 1, "said": "stop", "task": "code"}]'),
+    ("rollout_orders", '[{"number": "1", "said": "stop", "task": "code", "drafter": "ngram"}]'),
+    ("rollout_orders", '[{"number": 1, "said": "set", "task": "a", "drafter": "b", "share": NaN}]'),
+    ("rollout_orders", '[{"number": 1, "said": "set", "task": "a", "drafter": "b", "share": 2}]'),
+    ("rollout", "{}"),
+    ("guard", "{}x"),
+    ("guard", "[1]"),
+    ("holdout", "[1]"),
+]
+
+
+def test_a_document_that_nobody_could_read_is_refused(tmp_path):
+    """Whether it replaces one or is the first; the thread goes on, the next one is taken."""
+    keeper = open_keeper(load_config(None, ["router.rollout.gate=on"]).router)
+    keeper.start()
+    try:
+        for name, value in BAD_DOCUMENTS:
+            with pytest.raises(InvalidRequestError, match=name):
+                keeper.put_document(name, value).result(10)
+            with pytest.raises(InvalidRequestError, match=name):
+                keeper.replace_document(name, "", value, []).result(10)
+        assert keeper.replace_document("rules", "", "[]", []).result(10) == (True, "[]")
+        assert dict(keeper.news().result(10).documents) == {"rules": "[]"}
+    finally:
+        keeper.stop()
+
+
+def test_documents_in_the_file_that_nobody_can_read_are_gone_on_without(tmp_path, caplog):
+    """They are named; the ledger and what can be read of it are there, and a new document takes the place."""
+    path = tmp_path / "ledger.sqlite"
+    store = Store(str(path))
+    for name, value in BAD_DOCUMENTS:
+        store.write([], documents={name: value})
+    store.close()
+    keeper = open_keeper(load_config(None, [f"router.ledger.path='{path}'"]).router)
+    assert keeper.problem == ""
+    for name in {name for name, _ in BAD_DOCUMENTS}:
+        assert name in {getattr(record, "document", "") for record in caplog.records}
+    keeper.start()
+    assert keeper.news().result(10).documents == {}
+    assert keeper.replace_document("rules", "", "[]", []).result(10)[0]
+    keeper.stop()
+    store = Store.to_read(str(path))
+    assert store.documents()["rules"] == "[]"
+    store.close()
+
+
+def test_who_does_not_wait_any_longer_stops_nothing():
+    """Cancelled before its turn: looked up, put or taken, the next one is answered."""
+    keeper = Keeper("")
+    for done in (keeper.news(), keeper.put_document("a", "b"), keeper.replace_document("a", "", "c", [])):
+        assert done.cancel()
+    keeper.start()
+    assert keeper.news().result(10).documents == {"a": "b"}
+    keeper.stop()
