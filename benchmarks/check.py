@@ -23,7 +23,9 @@ from cluster.check_run import run_pairs
 from cluster.check_words import page_lines
 from cluster.simulated import simulated
 from evaluation.tiers import tier
-from gates.check import Check, Verdict
+from gates.check import Check
+from gates.pairs import Verdict
+from gates.tail_gate import ENOUGH_FOR_P99
 from gates.traffic import read_traffic, spread
 from paceline.client import Client
 from router.ledger.sums import AT
@@ -94,15 +96,17 @@ async def planted(*, quick: bool, scale: float) -> dict[str, dict[str, object]]:
     base = simulated("8b+1b")
     yes, no = Verdict.YES, Verdict.NO
     with tempfile.TemporaryDirectory() as folder:
+        # P99 takes 299 requests to be shown to hold (gates/tail_gate.py); the quick run has fewer.
+        held = yes if requests >= ENOUGH_FOR_P99 else Verdict.OPEN
         usual = Situation(
-            (yes, yes, yes), ("simulation.agreement=0.8",), load=4, requests=requests, tokens=tokens
+            (yes, yes, held), ("simulation.agreement=0.8",), load=4, requests=requests, tokens=tokens
         )
         situations = {
             "good": usual,
-            "memory": replace(usual, expected=(no, yes, yes), device_gb=19.6),
+            "memory": replace(usual, expected=(no, yes, held), device_gb=19.6),
             # The depth gives way to the drafter, so that the tail holds: alone, since a neighbour that asks is waited for.
             "acceptance": Situation(
-                (yes, no, yes),
+                (yes, no, Verdict.OPEN),
                 ("simulation.agreement=0.3", "simulation.rtt_ms=2", 'verify.draft_level="0"'),
                 load=1,
                 requests=24 if quick else 120,
@@ -224,7 +228,9 @@ async def measure(*, quick: bool, prompts: Path | None) -> dict[str, object]:
         "planted situations fail exactly their gate": all(
             bool(one["fails_exactly"]) for one in found.values()
         ),
-        "a good pair passes": bool(found["good"]["as_expected"]),
+        "a good pair passes (quick: but for its tail, which so few requests cannot show)": bool(
+            found["good"]["as_expected"]
+        ),
         "verdicts agree with the A/B, simulated": bool(mixed["agree"]),
     }
     if prompts is not None:

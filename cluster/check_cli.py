@@ -248,7 +248,7 @@ async def from_ledger(
 
 async def tell(address: str, found: "Check") -> str:
     """Says to the router's rollout what the check allows; what was said, in words. Only a check that holds lets tasks in."""
-    from gates.check import Verdict
+    from gates.pairs import Verdict
     from paceline.client import Client
     from paceline.v1 import router_pb2
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from jinja2 import Environment
 from markupsafe import Markup
 
-from cluster.check_words import advice, conclusion, facts, gates, interval, task_words
+from cluster.check_words import advice, conclusion, facts, gates, interval, outcome, task_words
 from gates.bimodal import shape_of
 from gates.check import GOLDEN_ACCEPTANCE, Check
 from gates.svg import bars
@@ -27,6 +27,7 @@ def html(check: Check) -> str:
     shape = shape_of(check.blocks) if check.blocks else None
     return template.render(
         check=check,
+        outcome=outcome(check).value,
         conclusion=conclusion(check),
         advice=advice(check),
         gates=gates(check),
@@ -71,7 +72,13 @@ def as_json(check: Check) -> str:
         {"accepted": length, "whole": whole, "rounds": count}
         for (length, whole), count in sorted(check.blocks.items())
     ]
-    told |= {"holds": check.holds, "conclusion": conclusion(check), "advice": advice(check)}
+    told |= {
+        "holds": check.holds,
+        "outcome": outcome(check).value,
+        "tail_failing": check.tail.failing,
+        "conclusion": conclusion(check),
+        "advice": advice(check),
+    }
     return json.dumps(
         told, default=lambda value: value.value if isinstance(value, enum.Enum) else str(value), indent=1
     )

@@ -1,4 +1,7 @@
-"""The runs behind ``paceline check``: every request decoded plainly and speculatively, in blocks that take turns."""
+"""The runs behind ``paceline check``: every request decoded plainly, speculatively, and plainly again, in blocks that take turns.
+
+The second plain run says how far plain decoding moves by itself (``gates.noise``); which of the two comes first takes turns.
+"""
 
 import asyncio
 import secrets
@@ -11,8 +14,9 @@ import grpc
 
 from cluster.asking import record_of
 from gates.capacity import Memory
-from gates.check import Facts, PairOfRuns
+from gates.check import Facts
 from gates.evidence import PLAIN, SPECULATIVE, from_record
+from gates.pairs import PairOfRuns
 from gates.traffic import Asked
 from paceline.client import Chunk, Client, Finished, Started, generate_request
 from paceline.errors import PacelineError, PeerLostError
@@ -24,12 +28,14 @@ _BLOCK = 6
 """Requests of one way in a row, at least: a neighbour on the machine meets both ways alike."""
 _ROUND_COUNTS = ("drafted", "accepted", "ignored", "committed", "batch_sequences", "batch_rows")
 _ROUND_TIMES = ("draft_s", "network_s", "wait_s", "verify_s")
-_MODES = {PLAIN: Mode.PLAIN, SPECULATIVE: Mode.SPECULATIVE}
+AGAIN = "again"
+_MODES = {PLAIN: Mode.PLAIN, SPECULATIVE: Mode.SPECULATIVE, AGAIN: Mode.PLAIN}
+_WAYS = (PLAIN, SPECULATIVE, AGAIN)
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """What was measured, and the records of it, plain and speculative."""
+    """What was measured, and the records of it: plain, speculative, plain again."""
 
     pairs: tuple[PairOfRuns, ...]
     records: tuple[dict[str, Any], ...]
@@ -55,14 +61,14 @@ async def run_pairs(
     """
     mark = secrets.token_hex(4)
     size = max(load, _BLOCK)
-    found: dict[str, list[dict[str, Any]]] = {PLAIN: [], SPECULATIVE: []}
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in _WAYS}
     await _block(client, requests[:2], SPECULATIVE, f"{mark}-warm", load, max_tokens, drafter)
     for first in range(0, len(requests), size):
-        progress(f"request {first} of {len(requests)}, each plainly and speculatively")
+        progress(f"request {first} of {len(requests)}, each plainly, speculatively, plainly again")
         part = requests[first : first + size]
-        runs: dict[str, list[list[dict[str, Any]]]] = {PLAIN: [], SPECULATIVE: []}
+        runs: dict[str, list[list[dict[str, Any]]]] = {way: [] for way in _WAYS}
         for repeat in range(repeats):
-            for way in (PLAIN, SPECULATIVE) if (first // size + repeat) % 2 else (SPECULATIVE, PLAIN):
+            for way in _WAYS if (first // size + repeat) % 2 else reversed(_WAYS):
                 # A tenant for each way and time: what one has left in memory must not serve the other.
                 tenant = f"{mark}-{way}-{repeat}"
                 runs[way].append(await _block(client, part, way, tenant, load, max_tokens, drafter))
@@ -75,10 +81,9 @@ async def run_pairs(
     plan = next(plan for plan in plans if plan["mode"] == SPECULATIVE)
     return Runs(
         tuple(
-            PairOfRuns(from_record(a), from_record(b))
-            for a, b in zip(found[PLAIN], found[SPECULATIVE], strict=True)
+            PairOfRuns(*map(from_record, three)) for three in zip(*(found[way] for way in _WAYS), strict=True)
         ),
-        (*found[PLAIN], *found[SPECULATIVE]),
+        tuple(record for way in _WAYS for record in found[way]),
         plan["drafter"],
         plan["drafter_version"],
         plan["law"] or "",
@@ -139,6 +144,8 @@ async def _one(
                     "at": time.time(),
                     "rounds": [_round(one) for summary in known for one in summary.rounds if _asked(one)],
                 }
+                if way == AGAIN:
+                    extra["again"] = True
                 return record_of(started, event, ids) | extra
     raise PacelineError("the stream ended without an answer")
 

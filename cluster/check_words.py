@@ -5,11 +5,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cluster.diagnose_words import histogram_lines
+from cluster.waterfall import counted
 from gates.bimodal import shape_of
 from gates.bootstrap import Estimate
-from gates.check import FEWEST, GOLDEN_ACCEPTANCE, SHORT_OUTPUT, TAIL_LIMIT, Check, TaskCheck, Verdict
+from gates.check import FEWEST, GOLDEN_ACCEPTANCE, SHORT_OUTPUT, Check, TaskCheck
+from gates.noise import Noise
+from gates.pairs import Verdict
+from gates.tail_gate import ENOUGH_FOR_P99, FEWEST_FOR_TAIL, TAIL_LIMIT
 
 WIDTH = 80
+_MARGIN = {
+    Verdict.YES: "surely above 0",
+    Verdict.NO: "surely below 0",
+    Verdict.OPEN: "not surely on either side of 0",
+}
 _DO = {Verdict.YES: "speculate", Verdict.NO: "plain", Verdict.OPEN: "plain (open)"}
 
 
@@ -21,6 +30,14 @@ class Gate:
     verdict: Verdict
     question: str
     words: tuple[str, ...]
+
+
+def outcome(check: Check) -> Verdict:
+    """Of the whole: yes, shown to be worse, or neither."""
+    if check.holds:
+        return Verdict.YES
+    failed = any(gate.verdict is Verdict.NO for gate in gates(check))
+    return Verdict.NO if failed or not check.requests or not check.same_output else Verdict.OPEN
 
 
 def conclusion(check: Check) -> str:
@@ -36,9 +53,56 @@ def conclusion(check: Check) -> str:
     words = []
     if failed:
         words.append(f"{_listed(failed)} {'fails' if len(failed) == 1 else 'fail'}")
+    if check.tail.failing:
+        words[-1] += f" ({_failing(check)})"
     if unshown:
         words.append(f"{_listed(unshown)} {'is' if len(unshown) == 1 else 'are'} not shown to hold")
-    return f"NO: {'; '.join(words)}. Do not roll out for all of this traffic."
+    if Verdict.OPEN is check.tail.verdict and (few := _too_few_for_tail(check)):
+        words.append(few)
+    if not failed:
+        noisy = f"TOO NOISY TO JUDGE: {_moved(check)}. " if check.noisy else ""
+        return f"{noisy}NOT SHOWN: {'; '.join(words)}. Nothing was shown to be worse either: do not roll out on this check."
+    noisy = f" What else was to be judged is too noisy: {_moved(check)}." if check.noisy else ""
+    return f"NO: {'; '.join(words)}. Do not roll out for this traffic as a whole{_parts(check)}.{noisy}"
+
+
+def _parts(check: Check) -> str:
+    good = [task.task for task in check.tasks if task.verdict is Verdict.YES]
+    others = [task.task for task in check.tasks if task.verdict is not Verdict.YES]
+    if good and others and check.memory.verdict is not Verdict.NO:
+        return f"; {_listed(good)} may pass alone"
+    return ", nor for any task of it"
+
+
+def _moved(check: Check) -> str:
+    """What plain decoding moved by itself, where that is what forbids to judge."""
+    noise = check.noise
+    found = [
+        f"P99 of the {name} by {noise.tails[name]:.0%}" for name in check.tail.noisy if name in noise.tails
+    ]
+    noisy = [task.task for task in check.tasks if task.noisy]
+    if noisy:
+        found.append(
+            f"the speed by up to {noise.speed or 0.0:.0%} over all ({_listed(noisy)} cannot be judged)"
+        )
+    return (
+        "the same requests decoded plainly twice differ from themselves by more than what is to be judged: "
+        + ", ".join(found)
+    )
+
+
+def _failing(check: Check) -> str:
+    return ", ".join(
+        f"P99 of the {name} is {_interval(check.tail.lines[name])} times plain, the mark is {TAIL_LIMIT:.2f}"
+        for name in check.tail.failing
+    )
+
+
+def _too_few_for_tail(check: Check) -> str:
+    requests = check.tail.requests
+    if requests is None or requests >= ENOUGH_FOR_P99:
+        return ""
+    return f"of the tail: {counted(requests, 'request')}, {ENOUGH_FOR_P99} are needed for a yes"
 
 
 def advice(check: Check) -> str:
@@ -53,26 +117,34 @@ def advice(check: Check) -> str:
     if check.tail.verdict is Verdict.NO and _late_first(check):
         return (
             "It is the first token that comes late, as it does where a drafter reads long prompts beside the target: try one that "
-            "only looks up (--drafter suffix), or a device of its own for the drafter."
+            "only looks up (--drafter suffix), or a device of its own for the drafter. `paceline diagnose` on the records names the requests."
         )
     if check.tail.verdict is Verdict.NO:
-        return "Run `paceline diagnose` on the records, or the ledger: it says what kind of requests the tail is made of."
-    others = [task for task in check.tasks if task.requests >= FEWEST and task.verdict is not Verdict.YES]
+        return "Run `paceline diagnose` on the records, or the ledger: it names the requests that the tail is made of."
+    if check.noisy:
+        return (
+            "Check again when nothing else runs on the machine, with --repeats 3 or more requests; until then plain decoding loses "
+            "nothing."
+        )
+    others = [task for task in check.tasks if not task.too_few and task.verdict is not Verdict.YES]
     if good and not others and check.memory.verdict is Verdict.OPEN:
         return "Say where a verify replica of the pair is (--verify host:port): it knows what the pair takes."
     if good and others:
         return (
-            f"Check again with --task for {_listed(good)} alone: for the rest plain decoding loses nothing."
+            f"Check again with --task for {_listed(good)} alone, on other requests: these have picked it, so on them it looks better than it "
+            "is. For the rest plain decoding loses nothing."
         )
     if good or any(task.verdict is Verdict.OPEN for task in check.tasks):
-        return "Check again with more requests (100 and more a task), on a quieter machine or with --repeats 3; until then plain decoding loses nothing."
+        return (
+            f"Check again with more requests ({ENOUGH_FOR_P99} and more in all, 100 and more a task), on a quieter machine or with "
+            "--repeats 3; until then plain decoding loses nothing."
+        )
     return "Leave this traffic to plain decoding, or try another drafter (--drafter)."
 
 
 def _late_first(check: Check) -> bool:
     """Whether the tail is one of first tokens rather than of the tokens behind them."""
-    first, behind = (check.tail.others.get(name) for name in ("first token", "time a token"))
-    return first is not None and first.value > TAIL_LIMIT and (behind is None or behind.value <= TAIL_LIMIT)
+    return "first token" in check.tail.failing and "time a token" not in check.tail.failing
 
 
 def gates(check: Check) -> tuple[Gate, Gate, Gate]:
@@ -105,11 +177,24 @@ def facts(check: Check) -> Iterator[tuple[str, str]]:
         if check.num_compared
         else "not compared",
     )
+    yield "noise", noise_words(check.noise)
     if check.num_compared:
         yield "short outputs", f"{check.short:.0%} under {SHORT_OUTPUT} tokens"
         yield "traffic", f"{known.traffic}; {check.requests} requests both ways, {known.load} at a time"
     else:
         yield "traffic", f"{known.traffic}: {check.requests:,} requests, speculative or plain by lot"
+
+
+def noise_words(noise: Noise) -> str:
+    """How far plain decoding moved from itself."""
+    if not noise.known:
+        return "not measured: no request was decoded plainly twice"
+    tails = ", ".join(f"{name} {moved:.0%}" for name, moved in noise.tails.items())
+    return (
+        f"decoded plainly twice, the same requests differ from themselves by up to {noise.speed or 0.0:.0%} in speed"
+        + (f"; P99: {tails}" if tails else "")
+        + ". A verdict stands only on more than that"
+    )
 
 
 def page_lines(check: Check) -> Iterator[str]:
@@ -127,11 +212,13 @@ def page_lines(check: Check) -> Iterator[str]:
         mark = "" if task.measured else "*"
         yield (
             f"{task.task:<17} {task.requests:>3}  {_narrow(task.share):<16}  {task.needed:>5.2f}{mark:<1}  "
-            f"{_narrow(task.speed):<16}  {_DO[task.verdict]}"
+            f"{_narrow(task.speed):<16}  {_do(task)}"
         )
+        if task.measured and not task.too_few:
+            yield f"{'':<17}      margin {_interval(task.margin)}: {_MARGIN[task.acceptance]}"
     yield from textwrap.wrap(
         "Accepted share: accepted over drafted tokens. Needs: the share at which a round with a draft is as fast as plain "
-        f"decoding, measured here at this load (*: not measured, {GOLDEN_ACCEPTANCE:.2f} stands in), uncertain as well. Open: neither better nor worse could be "
+        f"decoding, measured here at this load (*: not measured, {GOLDEN_ACCEPTANCE:.2f} stands in), uncertain as well: the margin between the two decides. Open: neither better nor worse could be "
         "shown. Intervals: 95 %.",
         WIDTH,
     )
@@ -178,7 +265,7 @@ def _memory(check: Check) -> Gate:
 def _acceptance(check: Check) -> Gate:
     question = "is enough of what is drafted accepted, for each task?"
     by_verdict = {
-        verdict: [task.task for task in check.tasks if task.acceptance is verdict and task.requests >= FEWEST]
+        verdict: [task.task for task in check.tasks if task.acceptance is verdict and not task.too_few]
         for verdict in Verdict
     }
     words = []
@@ -190,14 +277,19 @@ def _acceptance(check: Check) -> Gate:
         words.append(
             f"break-even lies within the interval, or nothing was drafted: {', '.join(by_verdict[Verdict.OPEN])}"
         )
-    judged = [task for task in check.tasks if task.requests >= FEWEST and task.share is not None]
+    judged = [task for task in check.tasks if not task.too_few and task.share is not None]
     golden = [task.task for task in judged if task.share is not None and task.share.low >= GOLDEN_ACCEPTANCE]
     if any(task.measured for task in judged):
         words.append(
             f"surely above {GOLDEN_ACCEPTANCE:.2f}, the figure often quoted: {', '.join(golden) or 'none'} (it decides only "
             "where break-even could not be measured)"
         )
-    return Gate("acceptance", check.acceptance, question, tuple(words) or ("no task has enough requests",))
+    return Gate(
+        "acceptance",
+        check.acceptance,
+        question,
+        tuple(words) or (f"no task has the {FEWEST} requests that are needed",),
+    )
 
 
 def _tail(check: Check) -> Gate:
@@ -211,21 +303,38 @@ def _tail(check: Check) -> Gate:
             ("see the notes" if gate.verdict is Verdict.NO else "too few requests",),
         )
     times = f"{gate.before_s:.2f} s -> {gate.after_s:.2f} s, " if gate.before_s else "the worst task's, "
-    words = [
-        (
-            f"whole request: {times}ratio {_interval(gate.total)}; the upper bound must "
-            f"not exceed {TAIL_LIMIT:.2f}"
+    words = [f"whole request: {times}ratio {_interval(gate.total)}; {_line(check, 'whole request')}"]
+    words += [f"{name}: ratio {_interval(one)}; {_line(check, name)}" for name, one in gate.others.items()]
+    if gate.requests is not None and gate.requests < ENOUGH_FOR_P99 and gate.verdict is Verdict.OPEN:
+        words.append(
+            f"not shown: {counted(gate.requests, 'request')}, {ENOUGH_FOR_P99} are needed for a yes and {FEWEST_FOR_TAIL} for a no"
         )
-    ]
-    words += [f"{name}: ratio {_interval(one)}" for name, one in gate.others.items()]
     if check.speed is not None:
         words.append(f"(on the mean decoding is {_interval(check.speed)} times as fast as plain)")
     return Gate("tail", gate.verdict, question, tuple(words))
 
 
+def _line(check: Check, name: str) -> str:
+    """What is asked of one time of the tail, and whether it made the verdict."""
+    asked = (
+        f"must be surely at most {TAIL_LIMIT:.2f}"
+        if name == "whole request"
+        else f"must not be surely above {TAIL_LIMIT:.2f}"
+    )
+    if name in check.tail.failing:
+        return f"{asked}: FAILS"
+    if name in check.tail.noisy:
+        return f"{asked}: within what plain decoding moved by itself ({check.noise.tails.get(name, 0.0):.0%})"
+    return asked
+
+
+def _do(task: TaskCheck) -> str:
+    return f"too few ({task.requests} of {FEWEST})" if task.too_few else _DO[task.verdict]
+
+
 def task_words(task: TaskCheck) -> str:
     """What to do for a task, and why."""
-    return f"{_DO[task.verdict]}: {task.words}"
+    return task.words if task.too_few else f"{_DO[task.verdict]}: {task.words}"
 
 
 def interval(estimate: Estimate | None) -> str:

@@ -9,46 +9,25 @@ load (round time over plain step, less one, over drafted tokens); where no cost 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 import numpy as np
 
-from gates.bootstrap import Estimate, Floats, bootstrap, ratio_of_quantiles, ratio_of_sums
+from gates.bootstrap import Estimate, Floats, bootstrap, ratio_of_sums
 from gates.capacity import FILL, Memory
 from gates.evidence import Seen, blocks_of, sums
+from gates.noise import Noise, beyond, noise_of
+from gates.pairs import PairOfRuns, Verdict, column, count, decode_ratio, p99_ratio
 from gates.plan import cost
-from router.ledger.sums import AT, Row
+from gates.tail_gate import ENOUGH_FOR_P99, FEWEST_FOR_TAIL, TAIL_LIMIT, WHOLE, TailGate, tail_gate
+from router.ledger.sums import AT
 
 GOLDEN_ACCEPTANCE = 0.60
-TAIL_LIMIT = 1.05
 SHORT_OUTPUT = 20
 TAIL_WORDS = "its slowest requests are slower than plain ones"
+NOISY_WORDS = "within what plain decoding moved by itself"
 _ROUND_TIMES = ("exposed_draft_ns", "network_ns", "wait_ns", "verify_ns")
 FEWEST = 8
 """Requests of a task below which nothing is said about it: resampling fewer claims too much."""
-FEWEST_FOR_TAIL = 30
-"""And below which its slowest request is no tail."""
-
-
-class Verdict(Enum):
-    """Whether something holds."""
-
-    YES = "yes"
-    NO = "no"
-    OPEN = "not shown"
-
-
-@dataclass(frozen=True, slots=True)
-class PairOfRuns:
-    """One request, decoded both ways."""
-
-    plain: Seen
-    speculative: Seen
-
-    @property
-    def same(self) -> bool:
-        """Whether both gave the same tokens."""
-        return self.plain.token_ids == self.speculative.token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +92,13 @@ class TaskCheck:
     verdict: Verdict
     """Whether to speculate."""
     words: str
+    noisy: bool = False
+    """Something would be said, were it more than what plain decoding moved by itself."""
 
-
-@dataclass(frozen=True, slots=True)
-class TailGate:
-    """P99 after over P99 before, by time; the total time must be shown to hold, the others not to fail."""
-
-    verdict: Verdict
-    total: Estimate | None
-    before_s: float
-    after_s: float
-    others: Mapping[str, Estimate] = field(default_factory=dict)
+    @property
+    def too_few(self) -> bool:
+        """Whether its requests are too few to say anything."""
+        return self.requests < FEWEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +119,12 @@ class Check:
     seconds: float = 0.0
     compared: int | None = None
     """Outputs that could be compared; None: of all requests."""
+    noise: Noise = field(default_factory=Noise)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether a verdict was withheld because plain decoding moved by more than what was to be judged."""
+        return bool(self.tail.noisy) or any(task.noisy for task in self.tasks)
 
     @property
     def num_compared(self) -> int:
@@ -169,23 +150,22 @@ def judge(pairs: Sequence[PairOfRuns], facts: Facts, *, seconds: float = 0.0) ->
     for pair in pairs:
         by_task.setdefault(pair.speculative.group.task, []).append(pair)
     tasks = tuple(_task(name, of_task) for name, of_task in sorted(by_task.items()))
-    lengths = [
-        _count(one, "prompt_tokens") + _count(one, "output_tokens") for p in pairs for one in (p.plain,)
-    ]
-    speed = _speed(pairs)
+    lengths = [count(one, "prompt_tokens") + count(one, "output_tokens") for p in pairs for one in (p.plain,)]
+    speed, noise = _speed(pairs), noise_of(pairs)
     return Check(
         facts=facts,
         requests=len(pairs),
         same=sum(pair.same for pair in pairs),
         memory=memory_gate(facts, lengths, speed, _tokens_s(pairs)),
         acceptance=all_of(task.acceptance for task in tasks if task.requests >= FEWEST),
-        tail=_tail(pairs),
+        tail=tail_gate(pairs, noise),
         speed=speed,
         tasks=tasks,
         short=_short(pairs),
         blocks=blocks_of(pair.speculative for pair in pairs),
         notes=tuple(_notes(pairs, tasks)),
         seconds=seconds,
+        noise=noise,
     )
 
 
@@ -230,8 +210,8 @@ def _costs(
 
 def _tokens_s(pairs: Sequence[PairOfRuns]) -> float:
     """Of one plain sequence at this load."""
-    seconds = sum(_count(pair.plain, "decode_ns") for pair in pairs) * 1e-9
-    return sum(_count(pair.plain, "timed_tokens") for pair in pairs) / seconds if seconds else 0.0
+    seconds = sum(count(pair.plain, "decode_ns") for pair in pairs) * 1e-9
+    return sum(count(pair.plain, "timed_tokens") for pair in pairs) / seconds if seconds else 0.0
 
 
 # --- acceptance and effect, by task -----------------------------------------------------------------------------------
@@ -240,15 +220,22 @@ def _tokens_s(pairs: Sequence[PairOfRuns]) -> float:
 def _task(name: str, pairs: Sequence[PairOfRuns]) -> TaskCheck:
     rows = [pair.speculative.row for pair in pairs]
     row = sums(pair.speculative for pair in pairs)
-    share = ratio_of_sums(_column(rows, "accepted"), _column(rows, "drafted"))
+    share = ratio_of_sums(column(rows, "accepted"), column(rows, "drafted"))
     measured = _margin(pairs)
     # What is needed is what is left of the share where the margin is taken off.
     needed = min(1.0, max(0.0, share.value - measured.value)) if share and measured else GOLDEN_ACCEPTANCE
-    speed, tail = _speed(pairs), _tail_of(pairs, "total_ns")
+    speed, noise = _speed(pairs), noise_of(pairs)
+    tail = p99_ratio([pair.speculative for pair in pairs], [pair.plain for pair in pairs], WHOLE)
     rounds = max(1, int(row[AT["spec_rounds"]]))
     margin = measured or less(share, GOLDEN_ACCEPTANCE)
+    drafted_a_round = int(row[AT["drafted"]]) / rounds
     acceptance = above(margin, 0.0) if len(pairs) >= FEWEST else Verdict.OPEN
-    verdict, words = worth_it(len(pairs), acceptance, speed, tail)
+    noisy = measured is not None and _within_noise(measured, share, drafted_a_round, noise)
+    if noisy and acceptance is not Verdict.OPEN:
+        acceptance = Verdict.OPEN
+    else:
+        noisy = False
+    verdict, words = worth_it(len(pairs), acceptance, speed, tail, noise)
     return TaskCheck(
         task=name,
         requests=len(pairs),
@@ -259,11 +246,20 @@ def _task(name: str, pairs: Sequence[PairOfRuns]) -> TaskCheck:
         acceptance=acceptance,
         speed=speed,
         tail=tail,
-        drafted_a_round=int(row[AT["drafted"]]) / rounds,
+        drafted_a_round=drafted_a_round,
         short=_short(pairs),
         verdict=verdict,
         words=words,
+        noisy=noisy or words == NOISY_WORDS,
     )
+
+
+def _within_noise(margin: Estimate, share: Estimate | None, drafted: float, noise: Noise) -> bool:
+    """Whether the margin is smaller than what it moves by where a plain step takes longer or shorter by the noise."""
+    if share is None or not noise.speed or not drafted:
+        return False
+    needed = share.value - margin.value
+    return abs(margin.value) <= noise.speed * (needed + 1 / drafted)
 
 
 def _margin(pairs: Sequence[PairOfRuns]) -> Estimate | None:
@@ -271,8 +267,8 @@ def _margin(pairs: Sequence[PairOfRuns]) -> Estimate | None:
     after, before = ([getattr(pair, way) for pair in pairs] for way in ("speculative", "plain"))
     rows, plain_rows = [one.row for one in after], [one.row for one in before]
     rounds, spent_ns = _asking(after)
-    columns = [_column(rows, "accepted"), _column(rows, "drafted"), rounds, spent_ns]
-    columns += [_column(plain_rows, "decode_ns"), _column(plain_rows, "timed_tokens")]
+    columns = [column(rows, "accepted"), column(rows, "drafted"), rounds, spent_ns]
+    columns += [column(plain_rows, "decode_ns"), column(plain_rows, "timed_tokens")]
 
     def margin(drawn: Floats) -> Floats:
         accepted, drafted, asked, spent, plain, tokens = np.moveaxis(drawn.sum(axis=-2), -1, 0)
@@ -290,8 +286,8 @@ def _asking(seen: Sequence[Seen]) -> tuple[Floats, Floats]:
             [float(one.asked_ns) for one in seen]
         )
     rows = [one.row for one in seen]
-    spent: Floats = np.sum([_column(rows, name) for name in _ROUND_TIMES], axis=0)
-    return _column(rows, "rounds"), spent
+    spent: Floats = np.sum([column(rows, name) for name in _ROUND_TIMES], axis=0)
+    return column(rows, "rounds"), spent
 
 
 def less(share: Estimate | None, needed: float) -> Estimate | None:
@@ -311,17 +307,26 @@ def above(share: Estimate | None, needed: float) -> Verdict:
 
 
 def worth_it(
-    requests: int, acceptance: Verdict, speed: Estimate | None, tail: Estimate | None
+    requests: int,
+    acceptance: Verdict,
+    speed: Estimate | None,
+    tail: Estimate | None,
+    noise: Noise | None = None,
 ) -> tuple[Verdict, str]:
-    """Whether to speculate for a task: its speed decides, acceptance explains."""
+    """Whether to speculate for a task: its speed decides, acceptance explains; nothing within the noise does."""
+    noise = noise or Noise()
     if requests < FEWEST or speed is None:
-        return Verdict.OPEN, f"{requests} requests are too few: at least {FEWEST}"
-    if speed.high < 1.0:
+        return Verdict.OPEN, f"too few requests: {requests} of the {FEWEST} that are needed"
+    sure = beyond(speed, 1.0, noise.speed)
+    if speed.high < 1.0 and sure:
         return Verdict.NO, "slower than plain decoding"
-    if requests >= FEWEST_FOR_TAIL and tail is not None and tail.low > TAIL_LIMIT:
+    heavier = requests >= FEWEST_FOR_TAIL and tail is not None and tail.low > TAIL_LIMIT
+    if heavier and tail is not None and beyond(tail, TAIL_LIMIT, noise.tails.get(WHOLE)):
         return Verdict.NO, TAIL_WORDS
     if acceptance is Verdict.NO:
         return Verdict.NO, "acceptance is under break-even"
+    if not sure and (speed.low > 1.0 or speed.high < 1.0):
+        return Verdict.OPEN, NOISY_WORDS
     if speed.low > 1.0:
         return Verdict.YES, "faster than plain decoding"
     return Verdict.OPEN, "neither faster nor slower can be shown: plain decoding loses nothing"
@@ -329,56 +334,7 @@ def worth_it(
 
 def _speed(pairs: Sequence[PairOfRuns]) -> Estimate | None:
     """Decode time of plain over that of speculative, same tokens: above 1 speculation is faster."""
-    timed = [
-        pair for pair in pairs if _count(pair.plain, "decode_ns") and _count(pair.speculative, "decode_ns")
-    ]
-    if not timed:
-        return None
-    plain, after = (
-        _column([getattr(pair, way).row for pair in timed], "decode_ns") for way in ("plain", "speculative")
-    )
-    # Under a sampled law outputs differ in length: times a token, then.
-    tokens = [
-        _column([getattr(pair, way).row for pair in timed], "timed_tokens")
-        for way in ("plain", "speculative")
-    ]
-    return ratio_of_sums(plain * tokens[1] / np.maximum(tokens[0], 1), after)
-
-
-# --- tail -----------------------------------------------------------------------------------------------------------
-
-
-def _tail(pairs: Sequence[PairOfRuns]) -> TailGate:
-    total = _tail_of(pairs, "total_ns")
-    others = {
-        name: found
-        for name, column in (("first token", "ttft_ns"), ("time a token", "gap"))
-        if (found := _tail_of(pairs, column)) is not None
-    }
-    if total is None:
-        return TailGate(Verdict.OPEN, None, 0.0, 0.0)
-    verdict = Verdict.YES if total.high <= TAIL_LIMIT else Verdict.OPEN
-    if total.low > TAIL_LIMIT or any(one.low > TAIL_LIMIT for one in others.values()):
-        verdict = Verdict.NO
-    before, after = (
-        float(np.quantile(_times(pairs, way, "total_ns"), 0.99, method="higher"))
-        for way in ("plain", "speculative")
-    )
-    return TailGate(verdict, total, before, after, others)
-
-
-def _tail_of(pairs: Sequence[PairOfRuns], column: str) -> Estimate | None:
-    return ratio_of_quantiles(_times(pairs, "speculative", column), _times(pairs, "plain", column), 0.99)
-
-
-def _times(
-    pairs: Sequence[PairOfRuns], way: str, column: str
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Seconds, one a pair."""
-    rows = [getattr(pair, way).row for pair in pairs]
-    if column == "gap":
-        return _column(rows, "decode_ns") * 1e-9 / np.maximum(_column(rows, "timed_tokens"), 1)
-    return _column(rows, column) * 1e-9
+    return decode_ratio([pair.plain for pair in pairs], [pair.speculative for pair in pairs])
 
 
 # --- the rest -------------------------------------------------------------------------------------------------------
@@ -386,8 +342,11 @@ def _times(
 
 def _notes(pairs: Sequence[PairOfRuns], tasks: Sequence[TaskCheck]) -> list[str]:
     notes = []
-    if 0 < len(pairs) < 100:
-        notes.append(f"P99 of {len(pairs)} requests is their slowest one: give more for a narrower interval")
+    if 0 < len(pairs) < ENOUGH_FOR_P99:
+        notes.append(
+            f"{len(pairs)} requests: to show that a P99 holds takes {ENOUGH_FOR_P99}, of which the slowest lies beyond it with 95 % "
+            f"(1 - 0.99^n, for times of any distribution); that it does not, {FEWEST_FOR_TAIL}"
+        )
     few = [f"{task.task} ({task.requests})" for task in tasks if task.requests < FEWEST]
     if few:
         notes.append(f"not judged, under {FEWEST} requests: {', '.join(few)}")
@@ -405,7 +364,7 @@ def _notes(pairs: Sequence[PairOfRuns], tasks: Sequence[TaskCheck]) -> list[str]
 
 
 def _short(pairs: Sequence[PairOfRuns]) -> float:
-    return sum(_count(pair.plain, "output_tokens") < SHORT_OUTPUT for pair in pairs) / max(1, len(pairs))
+    return sum(count(pair.plain, "output_tokens") < SHORT_OUTPUT for pair in pairs) / max(1, len(pairs))
 
 
 def all_of(verdicts: Iterable[Verdict]) -> Verdict:
@@ -416,11 +375,3 @@ def all_of(verdicts: Iterable[Verdict]) -> Verdict:
     if Verdict.NO in found:
         return Verdict.NO
     return Verdict.OPEN if Verdict.OPEN in found else Verdict.YES
-
-
-def _column(rows: Sequence[Row], name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return np.array([float(row[AT[name]]) for row in rows])
-
-
-def _count(seen: Seen, name: str) -> int:
-    return int(seen.row[AT[name]])

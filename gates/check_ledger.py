@@ -12,13 +12,10 @@ from gates.bootstrap import Estimate
 from gates.check import (
     FEWEST,
     GOLDEN_ACCEPTANCE,
-    TAIL_LIMIT,
     TAIL_WORDS,
     Check,
     Facts,
-    TailGate,
     TaskCheck,
-    Verdict,
     above,
     all_of,
     less,
@@ -26,6 +23,8 @@ from gates.check import (
     worth_it,
 )
 from gates.evidence import blocks_of_row
+from gates.pairs import Verdict
+from gates.tail_gate import TAIL_LIMIT, TailGate
 from router.evidence import Interval, acceptance, break_even, seconds_per_token, speed_ratio
 from router.holdout import comparisons_from
 from router.ledger.group import Arm, Group

@@ -48,6 +48,8 @@ class Seen:
     asked_rounds: int = 0
     asked_ns: int = 0
     """Rounds for which a drafter was asked, whatever came of it, and their time; 0 where rounds are not known."""
+    again: bool = False
+    """A second plain run of a request, to see how far plain decoding moves by itself."""
 
     @property
     def way(self) -> str:
@@ -171,6 +173,7 @@ def from_record(record: Mapping[str, Any], number: int = 0) -> Seen:
     return Seen(
         group, at, row, bins, blocks, record.get("numerics", ""), tuple(map(int, ids)), key, len(asked),
         nanoseconds(sum(one["draft_s"] + one["network_s"] + one["wait_s"] + one["verify_s"] for one in asked)),
+        bool(record.get("again")),
     )  # fmt: skip
 
 

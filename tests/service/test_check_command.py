@@ -9,7 +9,7 @@ from stack import running_stack
 from cluster.check_cli import checked, tell
 from cluster.check_words import page_lines
 from cluster.simulated import simulated
-from gates.check import Verdict
+from gates.pairs import Verdict
 from gates.diagnose import diagnose
 from gates.evidence import from_records
 from paceline.config import load_config
@@ -55,5 +55,5 @@ async def test_a_pair_is_checked_on_a_file_of_requests(tmp_path):
     assert "qa did not pass" in said
     assert [(one.task, one.stage) for one in told if one.task == "qa"] == [("qa", "unchecked")]
     assert max(map(len, page_lines(found))) <= 80
-    assert len(records) == 48
+    assert len(records) == 72  # plain, speculative, plain again
     assert diagnose(from_records(json.dumps(record) for record in records)).speculative == 24

@@ -9,13 +9,14 @@ from planted import record
 from typer.testing import CliRunner
 
 from cluster.check_page import as_json, html
-from cluster.check_words import advice, conclusion, page_lines
+from cluster.check_words import advice, conclusion, facts, page_lines
 from cluster.cli import app
 from gates.bootstrap import ratio_of_quantiles, ratio_of_sums
 from gates.capacity import Memory
-from gates.check import Facts, PairOfRuns, Verdict, judge
+from gates.check import Facts, judge
 from gates.check_ledger import judge_ledger
 from gates.evidence import from_record
+from gates.pairs import PairOfRuns, Verdict
 from gates.traffic import read_traffic, spread
 
 K = 4
@@ -61,7 +62,7 @@ def run(rng, index, task, tokens, *, rate=None, round_s=0.052, same=True):
     return from_record(told, index)
 
 
-def pairs(rates, *, requests=120, tokens=80, round_s=0.052, same=True, seed=4):
+def pairs(rates, *, requests=300, tokens=80, round_s=0.052, same=True, seed=4):
     """``rates``: acceptance by task, or a function of the request's number."""
     rng = random.Random(seed)
     found = []
@@ -73,6 +74,7 @@ def pairs(rates, *, requests=120, tokens=80, round_s=0.052, same=True, seed=4):
             PairOfRuns(
                 run(rng, index, task, length),
                 run(rng, index, task, length, rate=rate, round_s=round_s, same=same),
+                run(rng, index, task, length),
             )
         )
     return found
@@ -143,6 +145,96 @@ def test_a_tail_of_late_first_tokens_is_said_to_be_one():
     check = judge(found, FACTS)
     assert check.tail.verdict is Verdict.NO
     assert "first token" in advice(check)
+
+
+def slowed(found, way, *, factor, names=("decode_ns", "total_ns"), indices=None):
+    """Times of some of the requests, so much longer."""
+    for index in range(len(found)) if indices is None else indices:
+        row = getattr(found[index], way).row
+        for name in names:
+            row[from_names(name)] = int(factor * row[from_names(name)])
+    return found
+
+
+def test_what_plain_decoding_does_by_itself_is_not_held_against_the_drafter():
+    """A first token that is late by 40 % is a no on a quiet machine; where plain decoding run twice differs by 60 %, it is not shown."""
+    late = slowed(
+        pairs({"code": 0.8}), "speculative", factor=1.4, names=("ttft_ns",), indices=range(0, 300, 9)
+    )
+    quiet = judge(late, FACTS)
+    assert quiet.tail.failing == ("first token",)
+    assert not quiet.noisy
+    noisy = judge(slowed(late, "again", factor=1.6, names=("ttft_ns",), indices=range(0, 300, 9)), FACTS)
+    assert noisy.tail.verdict is Verdict.OPEN
+    assert noisy.tail.noisy == ("first token",)
+    assert conclusion(noisy).startswith("TOO NOISY TO JUDGE: the same requests decoded plainly twice")
+    assert "P99 of the first token by 6" in conclusion(noisy)
+    assert "NOT SHOWN" in conclusion(noisy)
+    assert "nothing else runs" in advice(noisy)
+
+
+def test_a_gain_smaller_than_the_noise_is_none():
+    """Twice as fast, but plain decoding was three times as slow the second time: neither yes nor no, on the page's first line."""
+    check = judge(slowed(pairs({"code": 0.8}), "again", factor=3.0), FACTS)
+    assert [task.verdict for task in check.tasks] == [Verdict.OPEN]
+    assert check.noisy
+    assert not check.holds
+    assert next(page_lines(check)).startswith("TOO NOISY TO JUDGE")
+    assert "paceline-check" not in conclusion(check)
+    assert json.loads(as_json(check))["outcome"] == "not shown"
+
+
+def test_a_large_effect_stands_above_some_noise():
+    """Plain decoding moved by a tenth; a pair that is twice as fast is still one."""
+    check = judge(slowed(pairs({"code": 0.97}), "again", factor=1.1), FACTS)
+    assert check.holds
+    assert any("by up to 11%" in " ".join(words) or "10%" in " ".join(words) for words in facts(check))
+
+
+@pytest.mark.parametrize(("requests", "verdict"), [(10, "not shown"), (298, "not shown"), (299, "yes")])
+def test_a_tail_is_shown_by_299_requests(requests, verdict):
+    """Of fewer the slowest lies below the 99th percentile too often (0.99^298 > 0.05); the page says how many are needed."""
+    check = judge(pairs({"code": 0.8}, requests=requests), FACTS)
+    assert check.tail.verdict.value == verdict
+    assert check.holds == (verdict == "yes")
+    if not check.holds:
+        assert conclusion(check).startswith("NOT SHOWN")
+        assert f"of the tail: {requests} requests, 299 are needed" in conclusion(check)
+
+
+def test_a_handful_of_requests_is_no_broken_tail():
+    """12 requests, the first token of one late: neither yes nor no."""
+    found = slowed(pairs({"code": 0.8}, requests=12), "speculative", factor=3.0, names=("ttft_ns",))
+    assert judge(found, FACTS).tail.verdict is Verdict.OPEN
+
+
+def test_the_headline_names_the_line_that_failed_and_its_mark():
+    """And each line of the gate says what is asked of it."""
+    late = slowed(pairs({"code": 0.8}), "speculative", factor=1.5, names=("ttft_ns",))
+    check = judge(late, FACTS)
+    assert "tail fails (P99 of the first token is 1.5" in conclusion(check)
+    assert "the mark is 1.05" in conclusion(check)
+    page = "\n".join(page_lines(check))
+    assert page.count("FAILS") == 1
+    assert "must not be surely above 1.05: FAILS" in " ".join(page.split())
+
+
+def test_a_task_checked_alone_needs_other_requests():
+    """Those that picked it flatter it."""
+    check = judge(pairs({"code": 0.85, "creative_writing": 0.05}), FACTS)
+    assert "on other requests" in advice(check)
+    assert "as a whole; code may pass alone" in conclusion(check)
+    assert "nor for any task" in conclusion(judge(pairs({"qa": 0.05}), FACTS))
+
+
+def test_the_margin_decides_and_is_printed():
+    """A task with too few requests is called that, and not open."""
+    check = judge(pairs({"code": 0.8}) + pairs({"qa": 0.8}, requests=4), FACTS)
+    page = "\n".join(page_lines(check))
+    assert "margin 0." in page
+    assert "surely above 0" in page
+    assert "too few (4 of 8)" in page
+    assert "1 request:" not in page
 
 
 def test_outputs_that_differ_let_nothing_through():
@@ -291,3 +383,29 @@ def test_records_are_for_their_owner_only(tmp_path):
     path.write_text("old")
     _write(path, "new", private=True)
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
+
+
+async def test_plain_runs_lie_on_either_side_of_the_speculative_one(monkeypatch):
+    """Which of the two counts takes turns; the third is the one that tells the noise."""
+    from cluster import check_run
+    from gates.traffic import Asked
+
+    asked_for = []
+
+    async def one(client, asked, way, tenant, max_tokens, drafter):
+        asked_for.append(way)
+        told = record(random.Random(1), 1, drafter="m" if way == "speculative" else "", ids=[1] * 9)
+        told["plan"] |= {"drafter_version": "1"}
+        return told | {"key": asked.key, "again": way == "again"}
+
+    monkeypatch.setattr(check_run, "_one", one)
+    requests = [Asked(str(number), (("user", "a"),)) for number in range(12)]
+    runs = await check_run.run_pairs(
+        None, requests, load=1, repeats=1, max_tokens=9, drafter="", progress=lambda _: None
+    )
+    turns = asked_for[2:]  # the warm-up
+    assert [turns[first] for first in range(0, 36, 6)] == [
+        "again", "speculative", "plain", "plain", "speculative", "again",
+    ]  # fmt: skip
+    assert all(pair.again is not None and pair.again.again for pair in runs.pairs)
+    assert len(runs.records) == 36
