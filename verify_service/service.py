@@ -6,7 +6,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -26,7 +26,7 @@ from paceline.telemetry import names
 from paceline.telemetry.context import TraceContext, extract
 from paceline.telemetry.metrics import Metrics, build_info, spans_lost
 from paceline.telemetry.spans import Telemetry
-from paceline.types import Mode
+from paceline.types import AcceptancePrior, Mode
 from paceline.v1 import common_pb2, draft_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.beside import build_beside
 from verify_service.costs import CostTable, load_or_measure, simulated_table
@@ -228,6 +228,8 @@ def decode_spec(
     plan = codec.plan_from_pb(request.plan)
     if plan.mode is Mode.SPECULATIVE and not 1 <= plan.k_max <= MAX_K:
         violations.append(FieldViolation("plan.k_max", f"{plan.k_max}; expected 1 to {MAX_K}"))
+    if plan.prior is not None:
+        violations += _wrong_prior(plan.prior)
     if violations:
         raise InvalidRequestError(violations)
     return DecodeSpec(
@@ -243,6 +245,23 @@ def decode_spec(
         priority=request.priority,
         deadline=deadline,
     )
+
+
+def _wrong_prior(prior: AcceptancePrior) -> Iterator[FieldViolation]:
+    """What the controller could not calculate with; it goes on to the beliefs about other sequences of the drafter."""
+    shares = [
+        ("mean", prior.mean),
+        *((f"by_position[{i}]", one) for i, one in enumerate(prior.by_position[:MAX_K])),
+    ]
+    for name, share in shares:
+        if not 0.0 < share < 1.0:
+            yield FieldViolation(f"plan.prior.{name}", f"{share}; expected a number in (0, 1)")
+    if not 0.0 < prior.strength < math.inf:
+        yield FieldViolation("plan.prior.strength", f"{prior.strength}; expected a number above 0")
+    if len(prior.by_position) > MAX_K:
+        yield FieldViolation(
+            "plan.prior.by_position", f"{len(prior.by_position)} values; expected {MAX_K} at most"
+        )
 
 
 def _response(event: Admitted | Run | Finished) -> verify_pb2.DecodeResponse:
