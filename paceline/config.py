@@ -162,7 +162,7 @@ class RecordsConfig(Section):
     file_mb: Annotated[float, Field(gt=0)] = 64.0
     """A new file is begun at so many megabytes."""
     files: Annotated[int, Field(ge=1)] = 16
-    """So many of the newest files stay, those of earlier runs among them."""
+    """So many of the newest files of each process stay, those of processes that have ended among them."""
     queue: Annotated[int, Field(ge=1)] = 1024
     """Records that may wait to be written; more are dropped, and counted."""
 

@@ -1,9 +1,10 @@
 """A finished file of records as Parquet: one row a record, lists and structures nested. pyarrow is an optional extra."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 from paceline.errors import ConfigError
 
@@ -23,6 +24,14 @@ def require_parquet(setting: str) -> None:
         ) from error
 
 
+def for_the_owner(path: Path, mode: str) -> IO[Any]:
+    """A new file in place of what was at ``path``, which nobody else may read, whatever the process's mask says."""
+    path.unlink(missing_ok=True)
+    # Prompts may be in it.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    return os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8")
+
+
 def to_parquet(lines: Path, kind: str, schema: Schema) -> Path:
     """The records of ``kind`` in a JSONL file, as a Parquet file beside it. All other lines go into its metadata."""
     import pyarrow as pa
@@ -39,7 +48,8 @@ def to_parquet(lines: Path, kind: str, schema: Schema) -> Path:
     table = table.replace_schema_metadata({"paceline": json.dumps(others)})
     target = lines.with_suffix(".parquet")
     unfinished = target.with_suffix(".unfinished")
-    parquet.write_table(table, unfinished)
+    with for_the_owner(unfinished, "wb") as out:
+        parquet.write_table(table, out)
     unfinished.rename(target)  # whoever finds it finds it whole
     return target
 

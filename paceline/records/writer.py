@@ -3,14 +3,17 @@
     NAME-<time>-<process>-00000.jsonl     first line: the header (``kind`` says what a line is)
     NAME-<time>-<process>-00000.parquet   the same once the file is full or closed, where Parquet is asked for
 
-A file is closed when it has reached its size; of all files of a name in the directory the newest stay.
+A file is closed when it has reached its size; of a process's own files and those of processes that have ended the newest
+stay. The files of another one that writes into the same directory are its own: it holds a lock on its last one.
 """
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.config import RecordsConfig
-from paceline.records.parquet import Schema, require_parquet, to_parquet
+from paceline.records.parquet import Schema, for_the_owner, require_parquet, to_parquet
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ class RecordWriter:
         self._number = 0
         self._path: Path | None = None
         self._file: IO[str] | None = None
+        self._held: int | None = None
         self._size = 0
         self._complained = False
         self._thread = threading.Thread(target=self._run, name=f"records-{name}", daemon=True)
@@ -83,6 +87,7 @@ class RecordWriter:
             if self._queue.empty():
                 self._flush()
         self._finish_file()
+        self._hold(None)
 
     def _write(self, record: Callable[[], Record]) -> None:
         try:
@@ -103,13 +108,14 @@ class RecordWriter:
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / f"{self._prefix}-{self._number:05}.jsonl"
         self._number += 1
-        # Prompts may be in it: for the owner's eyes only, whatever the process's mask says.
-        self._file = os.fdopen(
-            os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-        )
+        self._file = for_the_owner(self._path, "w")
+        self._hold(os.dup(self._file.fileno()))
         self._size = 0
         self._line({"kind": "replica", **self._header})
-        self._forget_old()
+        try:
+            self._forget_old()
+        except OSError as error:
+            self._complain(error)
 
     def _line(self, entry: Record) -> None:
         assert self._file is not None, "a file has begun"
@@ -133,19 +139,59 @@ class RecordWriter:
         except Exception as error:
             self._complain(error)
 
+    def _hold(self, descriptor: int | None) -> None:
+        """Say to others that this writer lives: a lock on its last file, also while that is closed and no new one begun."""
+        if descriptor is not None:
+            with contextlib.suppress(OSError):  # a file system without locks: then nobody can take one either
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if self._held is not None:
+            os.close(self._held)
+        self._held = descriptor
+
     def _forget_old(self) -> None:
-        """By the time of the last change: what another process is writing is new."""
-        lines = sorted(
-            Path(self._config.dir).glob(f"{self._name}-*.jsonl"), key=lambda path: path.stat().st_mtime_ns
-        )
-        for path in lines[: -self._config.files]:
-            path.with_suffix(".parquet").unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
+        """By the time of the last change."""
+        files = self._files()
+        others = {path for path in files if _writer_of(path) != self._prefix}
+        live = {_writer_of(path) for path in others if _held(path)}
+        # A writer that began another file in the meantime holds that one only.
+        live |= {_writer_of(path) for path in self._files() - files}
+        old = [path for path in files if path != self._path and _writer_of(path) not in live]
+        old.sort(key=lambda path: (_changed_ns(path), path))
+        for path in old[: max(0, len(old) + 1 - self._config.files)]:
+            for suffix in (".parquet", ".unfinished", ".jsonl"):
+                path.with_suffix(suffix).unlink(missing_ok=True)
+
+    def _files(self) -> set[Path]:
+        shape = re.compile(rf"{re.escape(self._name)}-\d+-\d+-\d{{5,}}\.jsonl")
+        return {path for path in Path(self._config.dir).iterdir() if shape.fullmatch(path.name)}
 
     def _complain(self, error: Exception) -> None:
         if not self._complained:
             self._complained = True
             log.error("records cannot be written", extra={"records": self._name, "why": str(error)})
+
+
+def _writer_of(path: Path) -> str:
+    return path.name.rpartition("-")[0]
+
+
+def _held(path: Path) -> bool:
+    """Whether the process that writes it lives."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # held; or one cannot know
+        return True
+    return False
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:  # another writer forgot it
+        return 0
 
 
 def _encoded(entry: Record) -> str:

@@ -1,8 +1,10 @@
 """Records on disk: rotation, what is dropped, Parquet, and that nobody waits."""
 
 import json
+import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -120,3 +122,64 @@ def test_a_finished_file_is_there_as_parquet_too(tmp_path):
         {"number": 2, "text": None, "rounds": []},
     ]
     assert json.loads(table.schema.metadata[b"paceline"]) == [{"kind": "replica", "who": "test"}]
+
+
+def test_nobody_else_may_read_a_file_or_its_parquet_copy(tmp_path, monkeypatch):
+    """Whatever the process's mask says, and while it is being made; what was left of an earlier try is replaced."""
+    pytest.importorskip("pyarrow")
+    modes = {}
+    old = os.umask(0o022)
+    try:
+        rename = Path.rename
+
+        def seen(self: Path, target: Path) -> Path:
+            modes[self.suffix] = self.stat().st_mode & 0o777
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", seen)
+        records = writer(tmp_path, parquet=True)
+        unfinished = tmp_path / f"{records._prefix}-00000.unfinished"
+        unfinished.write_text("of an earlier try")
+        unfinished.chmod(0o644)
+        records.put(lambda: {"number": 1})
+        records.close()
+    finally:
+        os.umask(old)
+    modes |= {path.suffix: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {".unfinished": 0o600, ".parquet": 0o600, ".jsonl": 0o600}
+
+
+def test_a_writer_deletes_no_file_of_another_that_lives(tmp_path):
+    """Two replicas, one directory: the busy one's files take nothing from the other, whose process may end any time."""
+    slow, busy = writer(tmp_path, files=1, file_mb=1e-6), writer(tmp_path, files=1)
+    first = writer(tmp_path, files=1)
+    for records, value in ((first, 0), (slow, 1), (busy, 2)):
+        records.put(lambda value=value: {"number": value})
+        wait_for(lambda value=value: value in values(tmp_path))
+    assert values(tmp_path) == {0, 1, 2}, "the slow one's is closed, full; no other has begun"
+    for value in range(3, 6):
+        slow.put(lambda value=value: {"number": value})
+        wait_for(lambda value=value: value in values(tmp_path))
+    assert values(tmp_path) == {0, 2, 5}, "it deletes its own"
+    first.put(lambda: {"number": 6})
+    for records in (slow, first):
+        records.close()
+    assert values(tmp_path) == {0, 2, 5, 6}
+    later = writer(tmp_path, files=2)
+    later.put(lambda: {"number": 7})
+    later.close()
+    assert 7 in values(tmp_path)
+    assert 2 in values(tmp_path), "its process lives"
+    assert len(list(tmp_path.iterdir())) == 3, "of those whose process has ended the newest stay"
+    busy.close()
+
+
+def values(directory: Path) -> set[int]:
+    return {line["number"] for line in lines(directory) if "number" in line}
+
+
+def wait_for(true) -> None:
+    deadline = time.monotonic() + 5
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
