@@ -58,7 +58,10 @@ def add_check(
         simulate: Annotated[str, typer.Option(metavar="PAIR", help="With --start: simulated devices.")] = "",
         drafter: Annotated[str, typer.Option(help="Check this drafter; default: the router's choice.")] = "",
         task: Annotated[
-            list[str] | None, typer.Option(help="Only requests that name this task; repeat for more.")
+            list[str] | None,
+            typer.Option(
+                help="Only requests of this task, named in the file or told by the router; repeat for more."
+            ),
         ] = None,
         limit: Annotated[
             int, typer.Option(min=0, help="At most so many requests, evenly over the file; 0: all.")
@@ -82,22 +85,30 @@ def add_check(
             typer.Option("--record/--no-record", help="Tell a running router what its rollout may go by."),
         ] = True,
         report: Annotated[
-            Path,
-            typer.Option(help="Where HTML, JSON and records go: this name with .html, .json and .jsonl."),
-        ] = Path("paceline-check"),
+            Path | None,
+            typer.Option(
+                help="Where HTML, JSON and records go: this name with .html, .json and .jsonl. Default: paceline-check, with --ledger "
+                "paceline-check-ledger."
+            ),
+        ] = None,
     ) -> None:
         """Hold memory, acceptance and tail against a file of requests; exit status 0 only if all three gates hold."""
         with errors():
             from rich.console import Console
 
             from cluster.check_page import as_json, html
-            from cluster.check_words import page_lines
+            from cluster.check_words import page_lines, rollout_lines
             from cluster.progress import progress_on
 
+            base = report or Path("paceline-check" if ledger is None else "paceline-check-ledger")
             with progress_on(Console(stderr=True, highlight=False)) as say, contextlib.ExitStack() as stack:
                 router, replica = address, verify
                 if (traffic is None) == (ledger is None):
                     raise ConfigError("give either a file of requests or --ledger")
+                if ledger is not None and base.with_suffix(".jsonl").exists():
+                    raise ConfigError(
+                        f"{base.with_suffix('.jsonl')}: records of another check lie there, and a ledger has none; name another --report"
+                    )
                 if start:
                     router, replica = stack.enter_context(_started(config, overrides or [], simulate, say))
                 elif config or overrides or simulate:
@@ -120,11 +131,20 @@ def add_check(
                     )
                 )
                 found, records = asyncio.run(checking)
-            _write(report.with_suffix(".html"), html(found))
-            _write(report.with_suffix(".json"), as_json(found))
+                found = dataclasses.replace(
+                    found,
+                    facts=dataclasses.replace(
+                        found.facts,
+                        simulated=simulate,
+                        started=start,
+                        gated=None if start else asyncio.run(gate_of(address)),
+                    ),
+                )
+            _write(base.with_suffix(".html"), html(found))
+            _write(base.with_suffix(".json"), as_json(found))
             if records:
                 _write(
-                    report.with_suffix(".jsonl"),
+                    base.with_suffix(".jsonl"),
                     "".join(json.dumps(one) + "\n" for one in records),
                     private=True,
                 )
@@ -132,14 +152,16 @@ def add_check(
             for line in page_lines(found):
                 typer.echo(line)
             typer.echo("")
-            typer.echo(f"page           {report.with_suffix('.html')}")
-            typer.echo(f"figures        {report.with_suffix('.json')}")
+            typer.echo(f"page           {base.with_suffix('.html')}")
+            typer.echo(f"figures        {base.with_suffix('.json')}")
             if records:
                 typer.echo(
-                    f"records        {report.with_suffix('.jsonl')}: token ids, no text; for `paceline diagnose --records`"
+                    f"records        {base.with_suffix('.jsonl')}: token ids, no text; for `paceline diagnose --records`"
                 )
             if told:
                 typer.echo(f"told           the router: {told}")
+            for line in rollout_lines(found):
+                typer.echo(line)
             if not found.holds:
                 raise typer.Exit(EXIT_NOT_HELD)
 
@@ -157,8 +179,10 @@ async def checked(
     known: dict[str, Any],
 ) -> "tuple[Check, tuple[dict[str, Any], ...]]":
     """Runs and judges."""
-    from cluster.check_run import facts_of, memory_of, run_pairs
+    from cluster.check_run import facts_of, memory_of, of_tasks, run_pairs
+    from cluster.waterfall import counted
     from gates.check import judge
+    from gates.tail_gate import ENOUGH_FOR_P99
     from gates.traffic import read_traffic, spread
     from paceline.client import Client
 
@@ -172,13 +196,17 @@ async def checked(
             raise ConfigError(f"cannot read {traffic}: {error.strerror}") from error
         except (UnicodeDecodeError, ValueError) as error:
             raise ConfigError(f"{traffic}: {error}") from error
-        unknown = sorted(set(tasks) - set(types))
+        unknown = sorted(set(tasks) - {*types, "unsure"})
         if unknown:
             raise ConfigError(f"--task {', '.join(unknown)}: expected some of {', '.join(types)}")
+        in_file = len(requests)
         if tasks:
-            requests = [asked for asked in requests if asked.task in tasks]
+            requests = await of_tasks(client, requests, tasks, load=load, progress=say)
         if len(requests) < 2:
-            raise ConfigError(f"{traffic}: {len(requests)} requests to check; give at least 2, better 100")
+            of_task = f" of task {', '.join(tasks)}, of {in_file} in the file" if tasks else ""
+            raise ConfigError(
+                f"{traffic}: {counted(len(requests), 'request')} to check{of_task}; give at least 2, better {ENOUGH_FOR_P99}"
+            )
         requests = spread(requests, limit)
         runs = await run_pairs(
             client,
@@ -201,6 +229,7 @@ async def checked(
             load=load,
             price_per_hour=known["price"],
             traffic=traffic.name,
+            picked=tuple(tasks),
         )
     return judge(runs.pairs, facts, seconds=time.monotonic() - started), runs.records
 
@@ -244,6 +273,17 @@ async def from_ledger(
             numerics=model.numerics,
         )
     return judge_ledger(rows, found.documents.get("holdout", "[]"), facts), ()
+
+
+async def gate_of(address: str) -> bool | None:
+    """Whether the router's rollout goes by checks; None where nobody tells."""
+    from paceline.client import Client
+    from paceline.errors import PacelineError
+
+    with contextlib.suppress(PacelineError):
+        async with Client(address) as client:
+            return bool((await client.rollout()).gated)
+    return None
 
 
 async def tell(address: str, found: "Check") -> str:

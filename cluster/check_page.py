@@ -9,7 +9,7 @@ from pathlib import Path
 from jinja2 import Environment
 from markupsafe import Markup
 
-from cluster.check_words import advice, conclusion, facts, gates, interval, outcome, task_words
+from cluster.check_words import advice, conclusion, facts, gates, interval, outcome, rollout_words, task_words
 from gates.bimodal import shape_of
 from gates.check import GOLDEN_ACCEPTANCE, Check
 from gates.svg import bars
@@ -30,6 +30,7 @@ def html(check: Check) -> str:
         outcome=outcome(check).value,
         conclusion=conclusion(check),
         advice=advice(check),
+        rollout=rollout_words(check),
         gates=gates(check),
         facts=list(facts(check)),
         css=_CSS,

@@ -91,6 +91,39 @@ async def run_pairs(
     )
 
 
+async def of_tasks(
+    client: Client,
+    requests: Sequence[Asked],
+    tasks: Sequence[str],
+    *,
+    load: int,
+    progress: Callable[[str], None],
+) -> list[Asked]:
+    """The requests of some tasks: those that name one, and those that the router takes for one."""
+    gate, mark = asyncio.Semaphore(load), secrets.token_hex(4)
+    progress("asking the router for the task of requests that name none")
+
+    async def told(asked: Asked) -> str:
+        async with gate:
+            return asked.task or await _task_of(client, asked, f"{mark}-task")
+
+    names = await asyncio.gather(*map(told, requests))
+    progress("")
+    return [asked for asked, name in zip(requests, names, strict=True) if name in tasks]
+
+
+async def _task_of(client: Client, asked: Asked, tenant: str) -> str:
+    """What the router takes a request for: one token of it, decoded plainly."""
+    request = generate_request(
+        messages=asked.messages, temperature=0.0, max_tokens=1, tenant=tenant, mode=Mode.PLAIN
+    )
+    found = ""
+    async for event in client.generate(request):
+        if isinstance(event, Started):
+            found = event.task_type
+    return found
+
+
 def _median(records: list[dict[str, Any]]) -> dict[str, Any]:
     """Of runs of one request, that of the median time: a neighbour on the machine is not the drafter's doing."""
     return sorted(records, key=lambda record: float(record["timings"]["total_s"]))[(len(records) - 1) // 2]

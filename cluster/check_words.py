@@ -108,6 +108,18 @@ def _too_few_for_tail(check: Check) -> str:
 def advice(check: Check) -> str:
     """What to do next."""
     good = [task.task for task in check.tasks if task.verdict is Verdict.YES]
+    if check.holds and check.facts.simulated:
+        return (
+            f"These were simulated devices ({check.facts.simulated}): it says what such a pair would give, not what yours does. Check "
+            "again on real ones before you roll out."
+        )
+    if check.holds and check.facts.started:
+        return (
+            f"Roll out for {_listed(good)}: the pair that was started for this check is gone, so start one with `paceline up` and the same "
+            "settings, and check there: a running router hears what passed."
+        )
+    if check.holds and good and check.facts.gated is False:
+        return f"{_listed(good)} may speculate. That is what the router does by itself where it pays: its gate is off (see the end)."
     if check.holds and good:
         return f"Roll out for {_listed(good)}; `paceline rollout status` shows how it goes."
     if not check.same_output:
@@ -330,6 +342,27 @@ def _line(check: Check, name: str) -> str:
 
 def _do(task: TaskCheck) -> str:
     return f"too few ({task.requests} of {FEWEST})" if task.too_few else _DO[task.verdict]
+
+
+def rollout_lines(check: Check) -> Iterator[str]:
+    """What the verdict changes, at the end of the page."""
+    words = rollout_words(check)
+    if words:
+        yield from textwrap.wrap(f"{'rollout':<15}{words}", WIDTH, subsequent_indent=" " * 15)
+
+
+def rollout_words(check: Check) -> str:
+    """Whether anything goes by this verdict, and how to have it so; empty where nobody was asked."""
+    if check.facts.started:
+        return "the pair of this check is stopped: nobody was told"
+    if check.facts.gated is None:
+        return ""
+    if check.facts.gated:
+        return "the router's gate is on: a task speculates after a check that passes, by steps (`paceline rollout status`)"
+    return (
+        "the router's gate is off (router.rollout.gate, the default): this verdict changes nothing by itself. Start the router with "
+        "`paceline up --set router.rollout.gate=on` and check again, then a task speculates only after a check that passes"
+    )
 
 
 def task_words(task: TaskCheck) -> str:

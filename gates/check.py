@@ -51,6 +51,14 @@ class Facts:
     """Streams at the same time while it was checked."""
     price_per_hour: float = 0.0
     traffic: str = ""
+    picked: tuple[str, ...] = ()
+    """Types of task that alone were checked."""
+    simulated: str = ""
+    """The simulated pair; empty: real devices."""
+    started: bool = False
+    """The pair was started for the check, and is gone."""
+    gated: bool | None = None
+    """Whether the router's rollout goes by checks (router.rollout.gate); None: not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +171,7 @@ def judge(pairs: Sequence[PairOfRuns], facts: Facts, *, seconds: float = 0.0) ->
         tasks=tasks,
         short=_short(pairs),
         blocks=blocks_of(pair.speculative for pair in pairs),
-        notes=tuple(_notes(pairs, tasks)),
+        notes=tuple(_notes(pairs, tasks, facts.picked)),
         seconds=seconds,
         noise=noise,
     )
@@ -340,8 +348,12 @@ def _speed(pairs: Sequence[PairOfRuns]) -> Estimate | None:
 # --- the rest -------------------------------------------------------------------------------------------------------
 
 
-def _notes(pairs: Sequence[PairOfRuns], tasks: Sequence[TaskCheck]) -> list[str]:
+def _notes(pairs: Sequence[PairOfRuns], tasks: Sequence[TaskCheck], picked: Sequence[str]) -> list[str]:
     notes = []
+    if picked:
+        notes.append(
+            f"only {', '.join(picked)}: where a check of these very requests picked it, they flatter it; take others"
+        )
     if 0 < len(pairs) < ENOUGH_FOR_P99:
         notes.append(
             f"{len(pairs)} requests: to show that a P99 holds takes {ENOUGH_FOR_P99}, of which the slowest lies beyond it with 95 % "

@@ -5,13 +5,17 @@ for a difference that matters besides. A trouble is named once, where it comes f
 what a drafter lost over time was not lost offline.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+
 from gates.bimodal import Blocks, Shape, shape_of
 from gates.evidence import PLAIN, SPECULATIVE, Evidence, Seen, blocks_of, sums
+from gates.pairs import PairOfRuns, pairs_of, times
 from gates.repeats import fisher, repeated_at
+from gates.tail_gate import TAIL_LIMIT, tail_gate
 from router.evidence import UNKNOWN, Interval, acceptance, break_even, seconds_per_token, speed_ratio
 from router.ledger.sums import AT
 from router.tail import TailTest, compare_tails
@@ -20,6 +24,7 @@ SHORT_OUTPUT = 20
 """Below so many tokens on average speculation has no room."""
 OFFLINE_GAP, DRIFT_GAP = 0.15, 0.10
 _LEAST_REQUESTS = 40
+_SHOWN = 5
 _FALSE_ALARM = 0.005
 _BATCH_MIDDLE = {"1": 1, "2-4": 3, "5-10": 7, "11-31": 20, "32+": 40}
 
@@ -29,6 +34,8 @@ class Trouble(Enum):
 
     SLOW = "the whole is slow"
     TAIL = "the mean is fast, the tail is slow"
+    FIRST = "the first token comes late"
+    SLOWEST = "the slowest requests are slower than plain ones"
     QUALITY = "the output can differ from plain decoding"
     REPEATS = "phrases are repeated"
     COST = "throughput is up, cost is not down"
@@ -42,6 +49,10 @@ REMEDIES = {
     "`paceline plan` says what it would need",
     Trouble.TAIL: "let the verify tier choose the depth (verify.depth = adaptive, no k in the request), which stops for requests that "
     "accept nothing; split the kinds of requests by router.task_rules and speculate for the good one only",
+    Trouble.FIRST: "a drafter reads the prompt beside the target: take one that only looks up (`--drafter suffix`), or give the drafter a device of its own; "
+    "prompts of the requests named here are where to look",
+    Trouble.SLOWEST: "look at the requests named here: leave their kind to plain decoding (router.task_rules, `paceline policy plain --task ...`); let the "
+    "verify tier choose the depth (no k in the request)",
     Trouble.QUALITY: "take law = coupled, whose tokens are those of plain decoding, and a runner that `paceline info` calls deterministic",
     Trouble.REPEATS: "switch speculation off now (`paceline policy plain`) and report it: rejected tokens were not rolled back",
     Trouble.COST: "the drafter takes memory that sequences had: a smaller drafter, less KV for it, or look-up (suffix, ngram), which has none",
@@ -125,6 +136,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     """All that the evidence shows."""
     tasks = [_task(evidence, name) for name in evidence.tasks()]
     findings = [finding for task in tasks for finding in _findings(evidence, task)]
+    findings += _paired_tail(evidence, known={finding.trouble for finding in findings})
     whole_requests = sum(int(one.row[AT["requests"]]) for one in evidence.seen)
     return Diagnosis(
         findings=tuple(findings),
@@ -206,6 +218,40 @@ def _findings(evidence: Evidence, task: _Task) -> Iterator[Finding]:
             yield found(trouble, words)
     if words := _offline(evidence, task):
         yield found(Trouble.OFFLINE, words)
+
+
+def _paired_tail(evidence: Evidence, known: Set[Trouble]) -> Iterator[Finding]:
+    """The tail of requests recorded both ways, as ``paceline check`` judges it, with the requests that it is made of.
+
+    Of all tasks at once, as the check looks at it: a tail that failed there is named here.
+    """
+    pairs = pairs_of(evidence.seen)
+    gate = tail_gate(pairs)
+    for name in gate.failing:
+        trouble = Trouble.FIRST if name == "first token" else Trouble.SLOWEST
+        if trouble is Trouble.SLOWEST and known & {Trouble.SLOW, Trouble.TAIL}:
+            continue  # named already, where it comes from
+        ratio = gate.lines[name]
+        yield Finding(
+            trouble,
+            "",
+            f"P99 of the {name} is {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f}) times plain over {len(pairs)} requests, "
+            f"the mark is {TAIL_LIMIT:.2f}; {_made_of(pairs, name)}",
+        )
+
+
+def _made_of(pairs: Sequence[PairOfRuns], name: str) -> str:
+    """The slowest speculative requests beyond the mark, plain time and speculative one; or where none is, the slowest."""
+    plain, after = (times([getattr(pair, way) for pair in pairs], name) for way in ("plain", "speculative"))
+    mark = TAIL_LIMIT * float(np.quantile(plain, 0.99, method="higher"))
+    order = sorted(range(len(pairs)), key=lambda index: -float(after[index]))
+    beyond = [index for index in order if after[index] > mark]
+    shown = [
+        f"{pairs[index].speculative.key} ({pairs[index].speculative.group.task}, {1e3 * plain[index]:.1f} -> {1e3 * after[index]:.1f} ms)"
+        for index in (beyond or order)[:_SHOWN]
+    ]
+    more = f" and {len(beyond) - _SHOWN} more" if len(beyond) > _SHOWN else ""
+    return f"beyond it {len(beyond)} of {len(pairs)}, by id or line: {', '.join(shown)}{more}"
 
 
 def _slow_words(task: _Task) -> str:

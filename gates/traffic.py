@@ -1,13 +1,21 @@
 """Requests to check a pair with, one JSON object a line.
 
 Understood: ``text`` (or ``prompt``), ``messages`` ([{"role", "content"}]) or ``turns`` (the first one is asked); ``task_type`` (or ``task``,
-``category``), ``max_tokens``, ``temperature``, ``seed``. So the file of a benchmark such as Spec-Bench can be taken as it is.
+``category``), ``max_tokens``, ``temperature``, ``seed``, ``id`` (or ``question_id``). ``category`` and ``reference`` are a benchmark's: a file such
+as Spec-Bench can be taken as it is. What is not understood is refused, since a slip would change what is measured.
 """
 
+import difflib
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+_PROMPTS = ("text", "prompt", "messages", "turns")
+_NAMES = ("task_type", "task", "category")
+_KNOWN = (*_PROMPTS, *_NAMES, "max_tokens", "temperature", "seed", "id", "question_id", "reference")
+_ROLES = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +31,20 @@ class Asked:
 
 
 def read_traffic(lines: Iterable[str], task_types: Sequence[str] = ()) -> list[Asked]:
-    """The requests; a task that is none of ``task_types`` is left to the router. Raises ValueError naming the line."""
-    found = []
+    """The requests; a ``category`` that is none of ``task_types`` is left to the router. Raises ValueError naming line and field."""
+    found: list[Asked] = []
+    line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            found.append(_asked(json.loads(line), number, task_types))
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            asked = _asked(json.loads(line), number, task_types)
+        except (ValueError, TypeError) as error:
             raise ValueError(f"line {number}: {error}") from error
+        if asked.key in line_of:
+            raise ValueError(f"line {number}: id: {asked.key} is that of line {line_of[asked.key]} already")
+        line_of[asked.key] = number
+        found.append(asked)
     return found
 
 
@@ -42,29 +55,86 @@ def spread(requests: Sequence[Asked], limit: int) -> list[Asked]:
     return [requests[index * len(requests) // limit] for index in range(limit)]
 
 
-def _asked(row: dict[str, Any], number: int, task_types: Sequence[str]) -> Asked:
+def _asked(row: Any, number: int, task_types: Sequence[str]) -> Asked:
     if not isinstance(row, dict):
         raise TypeError("expected an object")
-    task = str(row.get("task_type") or row.get("task") or row.get("category") or "")
-    text = str(row.get("text") or row.get("prompt") or "")
-    messages: tuple[tuple[str, str], ...] = ()
-    if "messages" in row:
-        messages = tuple((str(one["role"]), str(one["content"])) for one in row["messages"])
-    elif row.get("turns"):
-        messages = (("user", str(row["turns"][0])),)
-    elif text:
-        messages = (("user", text),)
-    if not messages:
-        raise ValueError('no prompt: expected "text", "messages" or "turns"')
+    for name in row:
+        if name not in _KNOWN:
+            raise ValueError(f"{name}: unknown field{_nearest(name, _KNOWN)}; known are {', '.join(_KNOWN)}")
     return Asked(
         key=str(row.get("id") or row.get("question_id") or number),
-        messages=messages,
-        task=task if task in task_types else "",
-        max_tokens=_number(row, "max_tokens", int),
-        temperature=_number(row, "temperature", float),
-        seed=_number(row, "seed", int) if row.get("seed") is not None else number,
+        messages=_messages(row),
+        task=_task(row, task_types),
+        max_tokens=_whole(row, "max_tokens", at_least=1),
+        temperature=_temperature(row),
+        seed=number if (seed := _whole(row, "seed", at_least=0)) is None else seed,
     )
 
 
-def _number(row: dict[str, Any], name: str, kind: type[Any]) -> Any:
-    return None if row.get(name) is None else kind(row[name])
+def _messages(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    given = [name for name in _PROMPTS if row.get(name)]
+    if not given:
+        raise ValueError('no prompt: expected "text" (or "prompt"), "messages" or "turns"')
+    if len(given) > 1:
+        raise ValueError(f"{given[1]}: there is {given[0]} already; give one of them")
+    name, value = given[0], row[given[0]]
+    if name == "messages":
+        return tuple(_message(one, index) for index, one in enumerate(_list(name, value)))
+    text = _list(name, value)[0] if name == "turns" else value
+    if not isinstance(text, str):
+        raise TypeError(f"{name}: {text!r}; expected text")
+    return (("user", text),)
+
+
+def _list(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{name}: {value!r}; expected a list")
+    return value
+
+
+def _message(one: Any, index: int) -> tuple[str, str]:
+    path = f"messages[{index}]"
+    if not isinstance(one, dict) or set(one) != {"role", "content"}:
+        raise ValueError(f'{path}: expected {{"role": ..., "content": ...}}')
+    role, content = one["role"], one["content"]
+    if role not in _ROLES:
+        raise ValueError(
+            f"{path}.role: {role!r}; expected one of {', '.join(_ROLES)}{_nearest(role, _ROLES)}"
+        )
+    if not isinstance(content, str):
+        raise TypeError(f"{path}.content: {content!r}; expected text")
+    return role, content
+
+
+def _task(row: Mapping[str, Any], task_types: Sequence[str]) -> str:
+    name = next((name for name in _NAMES if row.get(name)), "")
+    task = row[name] if name else ""
+    if not task or task in task_types or name == "category":
+        return str(task) if task in task_types else ""
+    raise ValueError(
+        f"{name}: {task!r}; expected one of {', '.join(task_types)}{_nearest(task, task_types)}, or leave it out: the router tells"
+    )
+
+
+def _whole(row: Mapping[str, Any], name: str, *, at_least: int) -> int | None:
+    value = row.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ValueError(f"{name}: {value!r}; expected a whole number from {at_least} on")
+    return value
+
+
+def _temperature(row: Mapping[str, Any]) -> float | None:
+    value = row.get("temperature")
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"temperature: {value!r}; expected a number >= 0")
+    return float(value)
+
+
+def _nearest(name: Any, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""

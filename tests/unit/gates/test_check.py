@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -9,7 +10,7 @@ from planted import record
 from typer.testing import CliRunner
 
 from cluster.check_page import as_json, html
-from cluster.check_words import advice, conclusion, facts, page_lines
+from cluster.check_words import advice, conclusion, facts, page_lines, rollout_lines
 from cluster.cli import app
 from gates.bootstrap import ratio_of_quantiles, ratio_of_sums
 from gates.capacity import Memory
@@ -227,6 +228,29 @@ def test_a_task_checked_alone_needs_other_requests():
     assert "nor for any task" in conclusion(judge(pairs({"qa": 0.05}), FACTS))
 
 
+def test_the_page_says_what_the_verdict_changes():
+    """With the gate off nothing, and how to switch it on; of a pair that is gone nobody was told; simulated devices are called that."""
+    found = pairs({"code": 0.8})
+
+    def page_of(**known):
+        check = judge(found, replace(FACTS, **known))
+        assert max(map(len, [*page_lines(check), *rollout_lines(check)])) <= 80
+        return " ".join(" ".join([*page_lines(check), *rollout_lines(check)]).split()), html(check)
+
+    words, page = page_of(gated=False)
+    assert "changes nothing by itself" in words
+    assert "--set router.rollout.gate=on" in words
+    assert "changes nothing by itself" in page
+    assert "rollout status` shows how it goes" not in words
+    assert "gate is on" in page_of(gated=True)[0]
+    words, _ = page_of(started=True)
+    assert "start one with `paceline up`" in words
+    assert "nobody was told" in words
+    assert "not what yours does" in page_of(started=True, simulated="8b+1b")[0]
+    words, _ = page_of(picked=("code",))
+    assert "only code: where a check of these very requests picked it, they flatter it" in words
+
+
 def test_the_margin_decides_and_is_printed():
     """A task with too few requests is called that, and not open."""
     check = judge(pairs({"code": 0.8}) + pairs({"qa": 0.8}, requests=4), FACTS)
@@ -328,6 +352,38 @@ def test_traffic_comes_in_several_shapes():
     assert [asked.key for asked in spread([first, second, third, first], 2)] == [first.key, third.key]
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"text": "a", "task_typ": "code"}', "line 1: task_typ: unknown field; did you mean task_type?"),
+        ('{"text": "a", "temprature": 1}', "line 1: temprature: unknown field; did you mean temperature?"),
+        ('{"text": "a", "task_type": "coding"}', r"line 1: task_type: 'coding'; .*did you mean code\?"),
+        ('{"text": "a", "max_tokens": "9"}', "line 1: max_tokens: '9'; expected a whole number from 1 on"),
+        ('{"text": "a", "max_tokens": 0}', "line 1: max_tokens: 0"),
+        ('{"text": "a", "temperature": -1}', "line 1: temperature: -1; expected a number >= 0"),
+        ('{"text": "a", "seed": true}', "line 1: seed: True"),
+        ('{"text": 5}', "line 1: text: 5; expected text"),
+        ('{"text": "a", "prompt": "b"}', "line 1: prompt: there is text already"),
+        (
+            '{"messages": [{"role": "usr", "content": "a"}]}',
+            r"messages\[0\].role: 'usr'; .*did you mean user\?",
+        ),
+        ("[1]", "line 1: expected an object"),
+        ("{", "line 1: "),
+    ],
+)
+def test_what_is_not_understood_is_refused(line, words):
+    """With line, field and the nearest name: a slip would change what is measured."""
+    with pytest.raises(ValueError, match=words):
+        read_traffic([line], ["code", "qa"])
+
+
+def test_two_requests_of_one_id_are_refused():
+    """The records are put together by it."""
+    with pytest.raises(ValueError, match="line 2: id: 4 is that of line 1 already"):
+        read_traffic(['{"text": "a", "id": 4}', '{"text": "b", "id": 4}'])
+
+
 def test_a_ledger_is_judged_by_its_own_bounds():
     """What the canary's or the holdout's lot parted: the good one passes acceptance, the slow one does not; P99 of 400 is not shown."""
     from planted import planted
@@ -365,14 +421,17 @@ def test_a_heavy_tail_of_a_ledger_is_a_no():
         ([], 2, "either a file of requests or --ledger"),
         (["x.jsonl", "--simulate", "8b+1b"], 2, "need --start"),
         (["--ledger", "nowhere.sqlite"], 2, "no such file"),
+        (["--ledger", "nowhere.sqlite", "--report", "theirs"], 2, "records of another check lie there"),
         (["x.jsonl", "--address", "127.0.0.1:1"], 3, "nobody listens there"),
     ],
 )
-def test_wrong_input_has_an_exit_status_of_its_own(arguments, status, words):
+def test_wrong_input_has_an_exit_status_of_its_own(arguments, status, words, tmp_path, monkeypatch):
     """2 is wrong input, 3 nobody there; 1 is kept for gates that do not hold."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs.jsonl").write_text("{}\n")
     done = CliRunner().invoke(app, ["check", *arguments])
     assert done.exit_code == status, done.output
-    assert words in done.output
+    assert words in " ".join(done.output.split())
 
 
 def test_records_are_for_their_owner_only(tmp_path):
@@ -383,6 +442,21 @@ def test_records_are_for_their_owner_only(tmp_path):
     path.write_text("old")
     _write(path, "new", private=True)
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
+
+
+async def test_a_task_is_looked_for_where_the_router_tells_it_too(monkeypatch):
+    """A request that names none is asked for one token, plainly, and goes where the router puts it."""
+    from cluster import check_run
+    from gates.traffic import Asked
+
+    async def task_of(client, asked, tenant):
+        return "code" if "def" in asked.messages[0][1] else "qa"
+
+    monkeypatch.setattr(check_run, "_task_of", task_of)
+    said = [("a", "code"), ("def b", ""), ("c", ""), ("d", "qa")]
+    requests = [Asked(text, (("user", text),), task) for text, task in said]
+    found = await check_run.of_tasks(None, requests, ["code"], load=2, progress=lambda _: None)
+    assert [(one.key, one.task) for one in found] == [("a", "code"), ("def b", "")]
 
 
 async def test_plain_runs_lie_on_either_side_of_the_speculative_one(monkeypatch):

@@ -61,6 +61,29 @@ def test_outputs_that_differ_from_plain_are_a_matter_of_quality():
     assert "10 of 60" in found[0].evidence
 
 
+@pytest.mark.parametrize(
+    ("timing", "trouble", "words"),
+    [
+        ("time_to_first_token_s", Trouble.FIRST, "P99 of the first token is 3.00"),
+        ("total_s", Trouble.SLOWEST, "P99 of the whole request is"),
+    ],
+)
+def test_a_tail_that_failed_in_a_check_is_named_with_its_requests(timing, trouble, words):
+    """One request in ten takes three times as long as its plain twin, on the mean all are faster."""
+    lines = []
+    for line in records():
+        told = json.loads(line)
+        if told["plan"]["drafter"] and int(told["key"]) % 10 == 3:
+            told["timings"][timing] *= 3.0
+        lines.append(json.dumps(told))
+    found = diagnose(from_records(lines)).findings
+    assert [one.trouble for one in found] == [trouble]
+    assert words in found[0].evidence
+    assert "beyond it 6 of 60, by id or line:" in found[0].evidence
+    assert "13 (code, " in found[0].evidence
+    assert "and 1 more" in found[0].evidence
+
+
 def test_what_is_healthy_is_left_alone():
     """Sums and records."""
     assert troubles(seen("healthy")) == []
