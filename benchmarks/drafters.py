@@ -268,6 +268,9 @@ def _summary(rows: Sequence[dict]) -> dict:
 # --- live -------------------------------------------------------------------------------------------------------------
 
 
+DEEPEST = 4  # of the plans, where requests name no k
+
+
 async def _decode(
     client: Client, prompt: Prompt, drafter: str, temperature: float, args: argparse.Namespace
 ) -> tuple[list[int], Finished]:
@@ -278,7 +281,7 @@ async def _decode(
         max_tokens=args.max_tokens,
         mode=Mode.SPECULATIVE if drafter else Mode.PLAIN,
         drafter=drafter or None,
-        k=args.k if drafter else None,
+        k=args.k or None if drafter else None,
         tenant=drafter or "plain",  # a memory of its own for each, of prefixes and of texts
     )
     ids: list[int] = []
@@ -333,7 +336,7 @@ async def live(args: argparse.Namespace, address: str) -> dict:
                     tables[name][key] = tables[name][key].plus(
                         _live_sums(ids, finished, plain.timings.decode_s)
                     )
-    report = _report(tables, args.k)
+    report = _report(tables, args.k or DEEPEST)
     print(f"same output: {equal} of {requests}")
     return {**report, "requests": requests, "equal": equal}
 
@@ -363,7 +366,9 @@ def main() -> None:
     parser.add_argument("--config", type=Path)
     parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[])
     parser.add_argument("--drafters", nargs="+", default=["ngram", "suffix", "cascade"])
-    parser.add_argument("--k", type=int, default=4)
+    parser.add_argument(
+        "--k", type=int, default=4, help="live, 0: as many as pay, by the controller, up to the plan's k"
+    )
     parser.add_argument("--quick", action="store_true", help="under two minutes")
     parser.add_argument("--quick-count", type=int, default=2, help="prompts of each category with --quick")
     parser.add_argument("--per-category", type=int, default=10)

@@ -4,7 +4,9 @@
 
 A verify replica is started as a process of its own, with room for 8,192 tokens a sequence (the default is 2,048). Gaps are
 taken at the client, over gRPC: without the prompt, before and after it, which gives the median, and from the moment the prompt is
-sent until its first token is there. Beside the gaps stands what the prompt takes alone. The last line is ``RESULT {json}``.
+sent until its first token is there. The streams' own contexts grow by a thousand tokens meanwhile, and a step with them: a gap is held
+against the median as it stands at that length, on the line between before and after. Beside the gaps stands what the prompt takes
+alone. The last line is ``RESULT {json}``.
 """
 
 import argparse
@@ -57,14 +59,15 @@ async def until(streams: list[list[float]], tokens: int) -> None:
         await asyncio.sleep(0.05)
 
 
-def gaps_within(streams: list[list[float]], begin: float, end: float) -> list[float]:
-    """Gaps that end between the two times."""
-    return [
-        after - before
+def gaps_within(streams: list[list[float]], begin: float, end: float) -> tuple[list[float], list[int]]:
+    """Gaps that end between the two times, and how many tokens the stream had then."""
+    found = [
+        (after - before, at)
         for times in streams
-        for before, after in itertools.pairwise(times)
+        for at, (before, after) in enumerate(itertools.pairwise(times), start=1)
         if begin < after <= end
     ]
+    return [gap for gap, _ in found], [at for _, at in found]
 
 
 async def measure(stub: Any, args: argparse.Namespace, vocab: int, repeat: int) -> dict[str, float]:
@@ -92,21 +95,23 @@ async def measure(stub: Any, args: argparse.Namespace, vocab: int, repeat: int) 
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    without, beside = gaps_within(streams, begin, sent), gaps_within(streams, sent, done)
-    # The streams' own contexts grow meanwhile and make their steps dearer: the measure is between before and after.
-    before_s, after_s = statistics.median(without), statistics.median(gaps_within(streams, done, end))
-    median = (before_s + after_s) / 2
+    without, at_before = gaps_within(streams, begin, sent)
+    beside, at = gaps_within(streams, sent, done)
+    later, at_after = gaps_within(streams, done, end)
+    before_s, after_s = statistics.median(without), statistics.median(later)
+    first, last = statistics.median(at_before), statistics.median(at_after)
+    usual = before_s + (after_s - before_s) * (np.array(at) - first) / (last - first)
+    ratios = np.array(beside) / usual
     return {
-        "median_ms": 1e3 * median,
         "before_ms": 1e3 * before_s,
         "after_ms": 1e3 * after_s,
-        "without_p99": float(np.percentile(without, 99)) / median,
-        "without_worst": max(without) / median,
-        "fastest_tenth": float(np.percentile(beside, 5))
-        / median,  # steps without prompt tokens, in the same minute
-        "median": statistics.median(beside) / median,
-        "p99": float(np.percentile(beside, 99)) / median,
-        "worst": max(beside) / median,
+        "tokens_between": last - first,
+        "without_p99": float(np.percentile(without, 99)) / before_s,
+        "without_worst": max(without) / before_s,
+        "fastest_tenth": float(np.percentile(ratios, 5)),  # steps without prompt tokens, in the same minute
+        "median": float(np.median(ratios)),
+        "p99": float(np.percentile(ratios, 99)),
+        "worst": float(ratios.max()),
         "gaps": len(beside),
         "prompt_alone_s": alone_s,
         "prompt_beside_s": beside_s,
