@@ -288,11 +288,12 @@ async def gate_of(address: str) -> bool | None:
 
 async def tell(address: str, found: "Check") -> str:
     """Says to the router's rollout what the check allows; what was said, in words. Only a check that holds lets tasks in."""
+    from cluster.waterfall import counted
     from gates.pairs import Verdict
     from paceline.client import Client
     from paceline.v1 import router_pb2
 
-    note = f"check of {found.requests} requests of {found.facts.traffic}"
+    note = f"check of {counted(found.requests, 'request')} of {found.facts.traffic}"
     passed = [task for task in found.tasks if found.holds and task.verdict is Verdict.YES]
     failed = [task for task in found.tasks if task.verdict is Verdict.NO]
     orders = [

@@ -194,7 +194,7 @@ def facts(check: Check) -> Iterator[tuple[str, str]]:
         yield "short outputs", f"{check.short:.0%} under {SHORT_OUTPUT} tokens"
         yield "traffic", f"{known.traffic}; {check.requests} requests both ways, {known.load} at a time"
     else:
-        yield "traffic", f"{known.traffic}: {check.requests:,} requests, speculative or plain by lot"
+        yield "traffic", f"{known.traffic}: {counted(check.requests, 'request')}, speculative or plain by lot"
 
 
 def noise_words(noise: Noise) -> str:

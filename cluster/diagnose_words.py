@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
+from cluster.waterfall import counted
 from gates.bimodal import Blocks
 from gates.diagnose import Diagnosis
 
@@ -11,11 +12,11 @@ WIDTH, _BAR = 80, 44
 
 def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
     """Line by line, 80 columns."""
-    yield f"{diagnosis.requests} requests, {diagnosis.speculative} of them speculative"
+    yield f"{counted(diagnosis.requests, 'request')}, {diagnosis.speculative} of them speculative"
     for picture in diagnosis.pictures:
         if picture.blocks:
             yield ""
-            yield f"{picture.task}: accepted draft tokens of a round, {sum(picture.blocks.values())} rounds"
+            yield f"{picture.task}: accepted draft tokens of a round, {counted(sum(picture.blocks.values()), 'round')}"
             yield from histogram_lines(picture.blocks)
             words = "too few rounds to say more" if picture.shape is None else picture.shape.words
             yield from _wrapped(words, "  ")

@@ -3,7 +3,8 @@
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
@@ -149,10 +150,24 @@ def add_plan(app: typer.Typer, errors: Callable[[], AbstractContextManager[None]
             if as_json:
                 typer.echo(json.dumps(dataclasses.asdict(answer)))
                 return
-            for line in plan_lines(answer):
+            for line in (*_taken_over(pair, verify_ms, draft_ms, costs), *plan_lines(answer)):
                 typer.echo(line)
             if plot is not None:
                 typer.echo(f"Drawn into {plot}.")
+
+
+def _taken_over(pair: str, verify_ms: float | None, draft_ms: float | None, costs: str) -> Iterator[str]:
+    """What nobody said and the pair's table says instead."""
+    from paceline.simulation import PAIRS
+
+    known, said = PAIRS[pair], []
+    if verify_ms is None and not costs:
+        said.append(f"a target's step of {1e3 * known.verify.base_s:g} ms (--verify-ms or --costs)")
+    if draft_ms is None:
+        said.append(f"a draft forward of {1e3 * known.draft.base_s:g} ms (--draft-ms)")
+    if said:
+        words = f"Not given, so taken from the pair {pair}: {', '.join(said)}."
+        yield from textwrap.wrap(words, 80)
 
 
 def _acceptance(given: str, ledger: Path | None, task: str, drafter: str) -> tuple[float, ...]:

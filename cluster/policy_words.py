@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 
+from cluster.waterfall import counted
 from paceline.client import RequestSummary
 from paceline.types import Mode
 from paceline.v1 import router_pb2
@@ -32,7 +33,7 @@ def in_words(policy: router_pb2.GetPolicyResponse) -> Iterator[str]:
     yield "guards:" if policy.guards else "guards: none has decided anything yet"
     for guard in policy.guards:
         accepted = f", acceptance {guard.acceptance:.2f}" if guard.HasField("acceptance") else ""
-        yield f"  {guard.task} with {guard.drafter}: {guard.state}{accepted}, {guard.requests} requests in 24 h"
+        yield f"  {guard.task} with {guard.drafter}: {guard.state}{accepted}, {counted(guard.requests, 'request')} in 24 h"
         if guard.reason:
             yield f"    since {_clock(guard.since)}: {guard.reason}"
     yield f"holdout ({policy.holdout_share:.0%} decoded plainly by lot; below 1: speculation is faster):"

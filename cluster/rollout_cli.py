@@ -70,7 +70,11 @@ def status_lines(rollout: router_pb2.GetRolloutResponse) -> Iterator[str]:
     """Line by line."""
     if not rollout.gated:
         yield "router.rollout.gate is off: what stands here is not in force; automatic mode goes by table and guard"
-    if not rollout.rollouts:
+    standing = {f"{one.task}/{one.drafter}" for one in rollout.rollouts}
+    heard = sorted({record.subject for record in rollout.audit} - standing)
+    if heard:
+        yield f"just heard of, takes effect within a second or two: {', '.join(heard)}"
+    elif not rollout.rollouts:
         yield "no type of task was checked yet: `paceline check` does that, `paceline rollout allow` goes without"
     for one in rollout.rollouts:
         bar = "#" * round(_BAR * one.share)

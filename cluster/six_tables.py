@@ -10,13 +10,14 @@ from rich.table import Table
 from cluster.asking import tokens_per_s
 from cluster.six_tasks import Comparison, Run
 from cluster.waterfall import plan_in_words
+from paceline.types import Mode
 
 
 def print_all(console: Console, comparisons: Sequence[Comparison]) -> None:
     """Both tables, the reasons, the conclusion."""
     _print_tables(console, comparisons)
     _print_reasons(console, comparisons)
-    _print_conclusion(console, comparisons)
+    print_conclusion(console, comparisons)
 
 
 def _print_tables(console: Console, comparisons: Sequence[Comparison]) -> None:
@@ -96,7 +97,8 @@ def _print_reasons(console: Console, comparisons: Sequence[Comparison]) -> None:
             console.print(line, markup=False)
 
 
-def _print_conclusion(console: Console, comparisons: Sequence[Comparison]) -> None:
+def print_conclusion(console: Console, comparisons: Sequence[Comparison]) -> None:
+    """Over all rows, and what went wrong."""
     console.print()
     for words, runs in (
         ("automatic, as the router decided", [one.automatic for one in comparisons]),
@@ -106,6 +108,8 @@ def _print_conclusion(console: Console, comparisons: Sequence[Comparison]) -> No
         total = _sum_ratio(comparisons, runs, lambda run: run.finished.timings.total_s)
         if decode and total:
             console.print(f"All six, {words}: {decode:.2f}x decode, {total:.2f}x total.")
+    if any(one.automatic.finished.plan.mode is Mode.PLAIN for one in comparisons):
+        console.print("A row decoded plainly counts as 1.00 there, whatever its noise.")
     for one in comparisons:
         if one.first_difference is not None:
             console.print(f"{one.task.title}: output differs from token {one.first_difference} on")
@@ -117,7 +121,12 @@ def _print_conclusion(console: Console, comparisons: Sequence[Comparison]) -> No
 def _sum_ratio(
     comparisons: Sequence[Comparison], runs: Sequence[Run], time_of: Callable[[Run], float]
 ) -> float | None:
-    plain_s, spent_s = sum(time_of(one.plain) for one in comparisons), sum(map(time_of, runs))
+    """Over all; what was decoded plainly both times takes as long both times, but for the machine's noise."""
+    plain_s = sum(time_of(one.plain) for one in comparisons)
+    spent_s = sum(
+        time_of(one.plain if run.finished.plan.mode is Mode.PLAIN else run)
+        for one, run in zip(comparisons, runs, strict=True)
+    )
     return plain_s / spent_s if spent_s > 0 else None
 
 

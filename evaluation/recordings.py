@@ -85,7 +85,10 @@ def load_recording(paths: Iterable[Path]) -> Recording:
                             )
                         requests.append(_recorded(entry))
     if head is None or not requests:
-        raise ConfigError(f"no recorded requests in {', '.join(map(str, paths)) or 'no file'}")
+        raise ConfigError(
+            f"no recorded requests in {', '.join(map(str, paths)) or 'no file'}: a replay needs files that the verify tier wrote with "
+            "verify.records.dir and verify.records.token_ids = true; those of `paceline check` hold no prompts"
+        )
     model = head["model"]
     return Recording(
         tuple(sorted(requests, key=lambda one: one.began_s)),

@@ -1,7 +1,7 @@
 """What is believed before anything is measured: a table by type of task, and what a request wishes for itself.
 
 The output depends on none of this (I1), only the speed does. Speculation is tried first where outputs copy from their
-prompts, because prompt lookup guesses well there; everywhere else plain decoding is never worse. ``policy`` decides by
+prompts, because a look-up guesses well there, whichever drafter makes it; everywhere else plain decoding is never worse. ``policy`` decides by
 what was measured since.
 """
 
@@ -35,11 +35,11 @@ _TABLE: dict[str, PlanRule] = {
     ),
     "summarization": PlanRule(mode="speculative", k=4, reason="summarization reuses phrases of its prompt"),
     "classification": _plain("a class is named in a few tokens, too few for speculation to pay"),
-    "chat": _plain("prompt lookup rarely finds anything in chat"),
-    "creative_writing": _plain("prompt lookup rarely finds anything in creative writing"),
-    "math_reasoning": _plain("prompt lookup rarely finds the next step of a calculation"),
+    "chat": _plain("little of a chat's answer can be guessed from what stands there"),
+    "creative_writing": _plain("little of creative writing can be guessed from what stands there"),
+    "math_reasoning": _plain("the next step of a calculation can rarely be guessed from what stands there"),
     "qa": _plain("an answer from knowledge rarely repeats its question"),
-    "reasoning": _plain("prompt lookup rarely finds the next step of an argument"),
+    "reasoning": _plain("the next step of an argument can rarely be guessed from what stands there"),
     "translation": _plain("a translation shares few phrases with its prompt"),
     DEFAULT: _plain("the type of task is unsure, and plain decoding is never worse"),
 }

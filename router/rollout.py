@@ -243,8 +243,11 @@ class Rollout:
                 line.begin(Stage.OVERRIDE, order.share, now, note)
             case Said.STOP:
                 line.begin(Stage.STOPPED, 0.0, now, note)
-            case Said.FAILED | Said.CLEAR:
+            case Said.FAILED:
                 line.begin(Stage.UNCHECKED, 0.0, now, note)
+            case Said.CLEAR:
+                why = f": {order.note}" if order.note else ""
+                line.begin(Stage.UNCHECKED, 0.0, now, f"not checked since it was cleared by an operator{why}")
         self._applied = max(self._applied, order.number)
         words = f"{order.said.value}: {before:.0%} -> {line.share:.0%}, {note}"
         return Audit(now, "rollout", f"{order.task}/{order.drafter}", words, {"share": line.share})

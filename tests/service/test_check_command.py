@@ -9,9 +9,9 @@ from stack import running_stack
 from cluster.check_cli import checked, tell
 from cluster.check_words import page_lines
 from cluster.simulated import simulated
-from gates.pairs import Verdict
 from gates.diagnose import diagnose
 from gates.evidence import from_records
+from gates.pairs import Verdict
 from paceline.config import load_config
 
 PORTS = ["draft.server.port=0", "verify.server.port=0", "router.server.port=0", "router.holdout=0"]

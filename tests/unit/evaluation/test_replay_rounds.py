@@ -17,7 +17,7 @@ from verify_service.beside import build_beside
 from verify_service.facts import Decision, State
 
 GREEDY = SamplingParams(temperature=0.0)
-TOKENIZER = SimpleNamespace(fingerprint="")
+TOKENIZER = SimpleNamespace(fingerprint="", vocab_size=1000)
 PLAIN = Plan.plain("test")
 
 

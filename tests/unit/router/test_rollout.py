@@ -129,6 +129,17 @@ def test_a_good_task_reaches_all_requests_over_a_restart(seed):
     assert traffic.standing.share == 1.0
 
 
+def test_what_was_cleared_is_called_unchecked():
+    """And not something that an operator said."""
+    traffic = Traffic(1)
+    traffic.say(Said.ALLOW)
+    assert traffic.standing.reason == "said by an operator"
+    traffic.run(1)
+    traffic.say(Said.CLEAR)
+    assert (traffic.standing.stage, traffic.standing.share) == (Stage.UNCHECKED, 0.0)
+    assert traffic.standing.reason == "not checked since it was cleared by an operator"
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_task_whose_tail_breaks_returns_to_nothing_over_a_restart(seed):
     """Faster on the mean, one request in twelve twice as slow: back at 0 % within 1,500 requests, and it stays there."""

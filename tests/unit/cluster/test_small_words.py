@@ -1,0 +1,94 @@
+"""What the command line says where little is known: rollouts just heard of, costs that nobody gave, plain rows, wrong files."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from cluster.rollout_cli import status_lines
+from cluster.six_tables import print_conclusion
+from evaluation.recordings import load_recording
+from paceline.errors import ConfigError
+from paceline.types import Mode
+from paceline.v1 import router_pb2
+from router.plan import TASK_TYPES, PlanTable
+
+
+def test_what_was_just_said_is_not_called_unchecked():
+    """The audit comes a moment before the standing."""
+    moved = router_pb2.AuditRecord(kind="rollout", subject="code/suffix", words="passed: 0% -> 10%, check")
+    told = router_pb2.GetRolloutResponse(gated=True, audit=[moved])
+    words = "\n".join(status_lines(told))
+    assert "no type of task was checked" not in words
+    assert "just heard of, takes effect within a second or two: code/suffix" in words
+    standing = router_pb2.RolloutStatus(task="code", drafter="suffix", stage="canary", share=0.1)
+    told.rollouts.append(standing)
+    assert "just heard of" not in "\n".join(status_lines(told))
+    empty = router_pb2.GetRolloutResponse(gated=True)
+    assert "no type of task was checked yet" in "\n".join(status_lines(empty))
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "unsaid"),
+    [
+        ([], ["a target's step of", "a draft forward of"], []),
+        (["--draft-ms", "6"], ["a target's step of 28 ms"], ["a draft forward"]),
+        (["--draft-ms", "6", "--verify-ms", "30"], [], ["Not given"]),
+    ],
+)
+def test_a_plan_says_what_it_took_over(given, said, unsaid):
+    """Costs that nobody gave are those of a pair, by name."""
+    done = CliRunner().invoke(app, ["plan", "-a", "0.8", *given])
+    assert done.exit_code == 0, done.output
+    words = " ".join(done.output.split())
+    for part in said:
+        assert part in words
+    for part in unsaid:
+        assert part not in words
+    assert max(map(len, done.output.splitlines())) <= 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Six:
+    """As much of a comparison as the sum looks at."""
+
+    plain: object
+    automatic: object
+    speculative: object
+    first_difference: int | None = None
+
+
+def ran(mode, seconds):
+    timings = SimpleNamespace(decode_s=seconds, total_s=seconds)
+    finished = SimpleNamespace(timings=timings, plan=SimpleNamespace(mode=mode))
+    return SimpleNamespace(finished=finished, started=SimpleNamespace(trace_id=""))
+
+
+def test_the_sum_of_the_demonstration_holds_no_noise_of_plain_rows(capsys):
+    """A row decoded plainly twice is 1.00 in it, however fast it happened to be."""
+    fast, plain = ran(Mode.SPECULATIVE, 1.0), ran(Mode.PLAIN, 2.0)
+    lucky = ran(Mode.PLAIN, 0.5)
+    rows = [Six(plain, fast, fast), Six(plain, lucky, ran(Mode.SPECULATIVE, 4.0))]
+    print_conclusion(Console(highlight=False, width=80), rows)
+    words = capsys.readouterr().out
+    assert "automatic, as the router decided: 1.33x decode" in words
+    assert "always speculative: 0.80x decode" in words
+    assert "counts as 1.00" in words
+
+
+def test_a_replay_says_what_it_wants(tmp_path):
+    """Records of a check hold no prompts."""
+    path = tmp_path / "paceline-check.jsonl"
+    path.write_text(json.dumps({"request_id": "a", "token_ids": [1]}) + "\n")
+    with pytest.raises(ConfigError, match=r"verify\.records\.token_ids = true.*paceline check"):
+        load_recording([path])
+
+
+def test_reasons_name_no_drafter():
+    """Which drafter it would have been, others decide."""
+    table = PlanTable({})
+    assert not [name for name in TASK_TYPES if "lookup" in table.reason(name)]
