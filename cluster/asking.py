@@ -76,6 +76,8 @@ async def _checked_request(
         return request
     named = {violation.field for violation in wrong}
     left = {name: value for name, value in fields.items() if _PATHS.get(name, name) not in named}
+    if left.get("text") is None and left.get("messages") is None:
+        left["token_ids"] = []  # some form of prompt there must be
     probe = generate_request(**left | {"max_tokens": 0})
     try:
         async with contextlib.aclosing(client.generate(probe)) as events:
@@ -87,7 +89,13 @@ async def _checked_request(
     raise InvalidRequestError(wrong)
 
 
-_PATHS = {"top_k": "sampling.top_k", "seed": "sampling.seed", "k": "decoding.k"}
+_PATHS = {
+    "top_k": "sampling.top_k",
+    "seed": "sampling.seed",
+    "k": "decoding.k",
+    "drafter": "decoding.drafter",
+    "messages": "chat.messages",
+}
 """Arguments of ``generate_request`` that are checked there, and the path of their field."""
 
 

@@ -431,6 +431,9 @@ def _errors() -> Iterator[None]:
         raise typer.Exit(EXIT_FAILED) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(EXIT_INTERRUPTED) from error
+    except UnicodeError as error:  # arguments, or standard input, that are no UTF-8
+        _note(f"paceline: what was given is no Unicode text: {getattr(error, 'reason', error)}")
+        raise typer.Exit(EXIT_WRONG_INPUT) from error
     except BrokenPipeError as error:  # `paceline generate ... | head`
         sys.stderr.close()
         raise typer.Exit(EXIT_FAILED) from error

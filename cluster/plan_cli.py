@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import json
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +14,7 @@ import typer
 from paceline.errors import ConfigError
 
 _GB, _KB = 1e9, 1e3
+_MOST = 1e12  # of whatever unit
 
 
 def add_plan(app: typer.Typer, errors: Callable[[], AbstractContextManager[None]]) -> None:
@@ -89,6 +90,13 @@ def add_plan(app: typer.Typer, errors: Callable[[], AbstractContextManager[None]
             from gates.plan import plan as reckoned
             from paceline.simulation import PAIRS
 
+            _check_finite(
+                {
+                    "--draft-ms": draft_ms, "--verify-ms": verify_ms, "--row-ms": row_ms, "--rtt-ms": rtt_ms,
+                    "--overhead-ms": overhead_ms, "--device-gb": device_gb, "--target-gb": target_gb,
+                    "--target-kv-kb": target_kv_kb, "--draft-gb": draft_gb, "--draft-kv-kb": draft_kv_kb, "--price": price,
+                }
+            )  # fmt: skip
             if pair not in PAIRS:
                 raise ConfigError(f"--pair {pair}: expected one of {', '.join(sorted(PAIRS))}")
             known = PAIRS[pair]
@@ -168,6 +176,13 @@ def _taken_over(pair: str, verify_ms: float | None, draft_ms: float | None, cost
     if said:
         words = f"Not given, so taken from the pair {pair}: {', '.join(said)}."
         yield from textwrap.wrap(words, 80)
+
+
+def _check_finite(options: Mapping[str, float | None]) -> None:
+    """Raises ConfigError: with what is endless, or nearly so, nothing can be reckoned."""
+    for name, value in options.items():
+        if value is not None and not value <= _MOST:
+            raise ConfigError(f"{name} {value:g}: expected a number up to {_MOST:g}")
 
 
 def _acceptance(given: str, ledger: Path | None, task: str, drafter: str) -> tuple[float, ...]:

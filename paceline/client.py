@@ -17,6 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline import codec
+from paceline.address import address_problem
 from paceline.errors import (
     EngineError,
     FieldViolation,
@@ -167,7 +168,7 @@ def generate_request(
     """One request; give exactly one of ``text``, ``messages`` (role, content) and ``token_ids``.
 
     None leaves a choice to the server, ``mode`` too (automatic). Values are checked by the server, except integers
-    that the wire cannot carry: they raise InvalidRequestError here, which names them all.
+    and texts that the wire cannot carry: they raise InvalidRequestError here, which names them all.
     """
     wrong = [
         *_beyond("sampling.top_k", top_k, _UINT32),
@@ -178,6 +179,14 @@ def generate_request(
         *(v for token_id in token_ids or () for v in _beyond("tokens.ids", token_id, _UINT32)),
         *_beyond("decoding.k", k, _UINT32),
         *_beyond("priority", priority, _INT32),
+        *_no_text("text", text),
+        *_no_text("chat.messages", *(part for turn in messages or () for part in turn)),
+        *_no_text("stop", *stop),
+        *_no_text("task_type", task_type),
+        *_no_text("decoding.drafter", drafter),
+        *_no_text("request_id", request_id),
+        *_no_text("tenant", tenant),
+        *_no_text("metadata", *(part for entry in (metadata or {}).items() for part in entry)),
     ]
     if wrong:
         raise InvalidRequestError(wrong)
@@ -226,6 +235,16 @@ def generate_request(
     return request
 
 
+def _no_text(field: str, *values: str | None) -> Iterator[FieldViolation]:
+    """A command line's bytes that are no UTF-8 are lone surrogates in its texts."""
+    for value in values:
+        try:
+            (value or "").encode()
+        except UnicodeEncodeError as error:
+            yield FieldViolation(field, f"is no Unicode text: {ascii(value)[1:-1][:40]} ({error.reason})")
+            return
+
+
 def _beyond(field: str, value: int | None, carried: range) -> Iterator[FieldViolation]:
     if value is not None and value not in carried:
         yield FieldViolation(field, f"{value}; expected {carried[0]} to {carried[-1]}")
@@ -235,6 +254,9 @@ class Client:
     """One channel to a router. Use it as an async context manager, within one event loop."""
 
     def __init__(self, address: str) -> None:
+        """Raises InvalidRequestError where ``address`` is no host:port."""
+        if problem := address_problem(address):
+            raise InvalidRequestError.single("address", f"{address!r}; {problem}")
         self.address = address
         self._channel: grpc.aio.Channel | None = None
 

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from paceline.address import LAST_PORT, address_problem
 from paceline.errors import ConfigError
 
 
@@ -109,7 +110,6 @@ class DrafterConfig(Section):
 
 
 METRICS_OFFSET = 2000
-LAST_PORT = 65535
 
 
 class ServerConfig(Section):
@@ -138,6 +138,16 @@ class ServerConfig(Section):
             return self.metrics_port
         port = self.port + METRICS_OFFSET if self.port else 0
         return port if port <= LAST_PORT else 0
+
+
+def _address(address: str) -> str:
+    if problem := address_problem(address):
+        raise ValueError(problem)
+    return address
+
+
+Address = Annotated[str, AfterValidator(_address)]
+"""host:port of another process."""
 
 
 def _port_unless_said(port: int) -> BeforeValidator:
@@ -192,7 +202,7 @@ class VerifyConfig(Section):
     """Most prompt tokens in one forward, over all sequences."""
     max_queue: Annotated[int, Field(ge=0)] = 256
     """Sequences that may wait for a slot; one more is refused."""
-    draft_endpoints: tuple[str, ...] = ()
+    draft_endpoints: tuple[Address, ...] = ()
     """host:port of the draft replicas to link to; none: plain decoding only."""
     draft_wait_s: Annotated[float, Field(ge=0)] = 0.5
     """Longest time a step waits for a proposal."""
@@ -242,6 +252,17 @@ class DraftConfig(Section):
         }
     )
 
+    def check_members(self) -> None:
+        """Raises ConfigError where a cascade names what is no drafter, or another cascade."""
+        known = sorted(name for name, entry in self.drafters.items() if entry.kind != "cascade")
+        for name, entry in self.drafters.items():
+            unknown = [member for member in entry.members if member not in known]
+            if entry.kind == "cascade" and unknown:
+                raise ConfigError(
+                    f"draft.drafters.{name}.members: {unknown} are no drafters of draft.drafters, or cascades themselves; "
+                    f"there are: {known}"
+                )
+
     def beside(self) -> dict[str, tuple[str, ...]]:
         """Drafters that are asked beside the target, at first at least, and the look-ups that this means."""
         lookups = {
@@ -287,7 +308,7 @@ class LedgerConfig(Section):
 
     path: str = ""
     """SQLite file; empty: in memory, forgotten at the end (``paceline up`` names a file)."""
-    endpoint: str = ""
+    endpoint: Annotated[str, AfterValidator(lambda address: address and _address(address))] = ""
     """host:port of a ledger that several routers share; empty: this router keeps its own."""
     server: Annotated[ServerConfig, _port_unless_said(7443)] = ServerConfig(port=7443)
     """Where a shared ledger listens: ``python -m router.ledger``, or under Ray with more than one router."""
@@ -313,6 +334,16 @@ class GuardConfig(Section):
     first_share: Annotated[float, Field(ge=0, le=1)] = 0.03
     """The same for types of task that begin with plain decoding."""
 
+    @model_validator(mode="after")
+    def _on_is_above_off(self) -> "GuardConfig":
+        for what in ("acceptance", "speed"):
+            off, on = getattr(self, f"off_{what}"), getattr(self, f"on_{what}")
+            if on < off:
+                raise ValueError(
+                    f"on_{what} {on:g} is below off_{what} {off:g}: what goes on would go off again"
+                )
+        return self
+
 
 def _steps(steps: tuple[float, ...]) -> tuple[float, ...]:
     if not steps or any(a >= b for a, b in itertools.pairwise((0.0, *steps))) or steps[-1] > 1:
@@ -336,7 +367,7 @@ class RouterConfig(Section):
     """The router."""
 
     server: Annotated[ServerConfig, _port_unless_said(7440)] = ServerConfig(port=7440)
-    verify_endpoints: tuple[str, ...] = ("127.0.0.1:7441",)
+    verify_endpoints: tuple[Address, ...] = ("127.0.0.1:7441",)
     default_max_tokens: Annotated[int, Field(ge=1)] = 256
     law: Literal["coupled", "ratio", "block"] = "coupled"
     """How drafts are accepted where the request does not say. ``coupled``: the tokens of plain decoding, whatever the

@@ -152,6 +152,7 @@ class Beside:
 
 def build_beside(config: DraftConfig, tokenizer_fingerprint: str, vocab_size: int | None = None) -> Beside:
     """Those that the settings place beside the target. Raises ConfigError. ``vocab_size``: the target's, where known."""
+    config.check_members()
     drafters = config.beside()
     names = {member for members in drafters.values() for member in members}
     lookups = {

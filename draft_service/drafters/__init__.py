@@ -6,7 +6,7 @@ Others come by import path (``plug_in``, docs/drafters.md), cascades are made of
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from draft_service.drafters.base import AheadDrafter, Drafter, DraftRequest, Outcome, Pass, Sampled, TwoSpeed
 from draft_service.drafters.cascade import Cascade
@@ -105,6 +105,7 @@ def build_drafters(
     """
     if not config.draft.drafters:
         raise ConfigError("draft.drafters is empty: name at least one drafter, for example ngram")
+    config.draft.check_members()
     entries = config.draft.drafters
     drafters = {
         name: CONSTRUCTORS.get(entry.kind, load_plug_in)(name, entry, config, tokenizer)
@@ -113,20 +114,13 @@ def build_drafters(
     }
     cascades = {
         name: Cascade(
-            name, _members(name, entry, drafters), beside=config.draft.beside().get(name, ()), clock=clock
+            name,
+            # The very same that serve under their own names.
+            [drafters[member] for member in dict.fromkeys(entry.members)],
+            beside=config.draft.beside().get(name, ()),
+            clock=clock,
         )
         for name, entry in entries.items()
         if entry.kind == "cascade"
     }
     return {name: (drafters | cascades)[name] for name in entries}
-
-
-def _members(name: str, entry: DrafterConfig, drafters: Mapping[str, Drafter]) -> list[Drafter]:
-    """The drafters that a cascade names: the very same that serve under their own names."""
-    unknown = [member for member in entry.members if member not in drafters]
-    if unknown:
-        raise ConfigError(
-            f"draft.drafters.{name}.members: {unknown} are no drafters of draft.drafters, or cascades themselves; "
-            f"there are: {sorted(drafters)}"
-        )
-    return [drafters[member] for member in dict.fromkeys(entry.members)]

@@ -126,6 +126,25 @@ def test_what_is_known_to_be_wrong_is_said_without_a_server():
     assert result.stderr.startswith("sampling.seed: -1")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["generate", "\udcff", "-a", "127.0.0.1:1"], "chat.messages: is no Unicode text"),
+        (["generate", "a", "--tenant", "\udcff", "-a", "127.0.0.1:1"], "tenant: is no Unicode text"),
+        (["trace", "\udcff", "-a", "127.0.0.1:1"], "paceline: what was given is no Unicode text"),
+        (
+            ["generate", "a", "-a", "127.0.0.1:99999"],
+            "address: '127.0.0.1:99999'; expected host:port with a port",
+        ),
+    ],
+)
+def test_arguments_that_nothing_can_be_done_with_are_refused_in_words(arguments, field):
+    """Bytes that are no text, an address that is none: exit code 2, no traceback."""
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(field), result.stderr
+
+
 def test_every_option_reaches_its_field():
     """Sampling, the system's turn, tenant and priority."""
     servicer = scripted_router.ScriptedRouter()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.client import generate_request
+from paceline.client import Client, generate_request
 from paceline.errors import InvalidRequestError
 from paceline.types import Mode
 from paceline.v1 import common_pb2
@@ -63,3 +63,38 @@ def test_integers_beyond_the_wire_are_refused_by_name():
     assert caught.value.violations[2].description == "4294967296; expected 0 to 4294967295"
     edge = generate_request(text="a", seed=2**64 - 1, priority=-(2**31))
     assert (edge.sampling.seed, edge.priority) == (2**64 - 1, -(2**31))
+
+
+def test_bytes_that_are_no_text_are_refused_by_name():
+    """A command line's byte 0xff comes as a lone surrogate: no field takes it, all are named."""
+    bad = "a\udcff"
+    with pytest.raises(InvalidRequestError) as caught:
+        generate_request(
+            messages=[("system", "a"), ("user", bad)],
+            stop=["a", bad],
+            task_type=bad,
+            drafter=bad,
+            request_id=bad,
+            tenant=bad,
+            metadata={"a": bad},
+        )
+    assert [one.field for one in caught.value.violations] == [
+        "chat.messages",
+        "stop",
+        "task_type",
+        "decoding.drafter",
+        "request_id",
+        "tenant",
+        "metadata",
+    ]
+    with pytest.raises(InvalidRequestError, match=r"text: is no Unicode text: a\\udcff"):
+        generate_request(text=bad)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "here", "127.0.0.1:99999", "127.0.0.1:0", ":7440", "http://a:1", "a:\u0661"]
+)
+def test_an_address_is_host_and_port(address):
+    """Anything else is refused before anything is called."""
+    with pytest.raises(InvalidRequestError, match="expected host:port"):
+        Client(address)

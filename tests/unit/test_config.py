@@ -95,6 +95,17 @@ def test_overrides_win_over_the_file(tmp_path):
         ("verify.kv_slots=many", ["verify.kv_slots", "many"]),
         ("draft.drafters.x.kind=oracle", ["draft.drafters.x.kind", "oracle", "ngram"]),
         ("router.plans.code.k=65", ["router.plans.code.k", "65"]),
+        (
+            "router.guard.on_acceptance=0.4",
+            ["router.guard", "on_acceptance 0.4 is below off_acceptance 0.55"],
+        ),
+        ("router.guard.off_speed=1.5", ["router.guard", "on_speed 1.02 is below off_speed 1.5"]),
+        ("verify.draft_endpoints=['a:1','b']", ["verify.draft_endpoints.1", "'b'", "host:port"]),
+        ("router.verify_endpoints=['a:99999']", ["router.verify_endpoints.0", "'a:99999'", "1 to 65535"]),
+        ("router.verify_endpoints=['a:0']", ["router.verify_endpoints.0", "1 to 65535"]),
+        ("router.verify_endpoints=['a b:1']", ["router.verify_endpoints.0", "host:port"]),
+        ("router.verify_endpoints=['http://a:1']", ["router.verify_endpoints.0", "host:port"]),
+        ("router.ledger.endpoint=':1'", ["router.ledger.endpoint", "host:port"]),
     ],
 )
 def test_wrong_settings_are_refused_in_words(override, words):
@@ -103,6 +114,13 @@ def test_wrong_settings_are_refused_in_words(override, words):
         load_config(None, [override])
     for word in words:
         assert word in str(caught.value)
+
+
+def test_addresses_of_all_kinds_are_taken():
+    """Names, numbers, IPv6; a ledger's may be empty."""
+    endpoints = ("draft:7442", "a.b-c.example:65535", "10.0.0.1:1", "[::1]:7440", "::1:7440")
+    config = load_config(None, [f"verify.draft_endpoints={list(endpoints)}", "router.ledger.endpoint=''"])
+    assert config.verify.draft_endpoints == endpoints
 
 
 def test_all_mistakes_are_named_at_once():

@@ -113,6 +113,9 @@ def test_acceptance_is_taken_from_a_ledger(tmp_path):
         (["--ledger", "nowhere.sqlite"], "no such file"),
         (["-a", "0.8", "--pair", "1b+8b"], "70b+1b"),
         (["-a", "0.8", "--device-gb", "24"], "--context"),
+        (["-a", "0.8", "--verify-ms", "inf"], "--verify-ms inf: expected a number up to 1e+12"),
+        (["-a", "0.8", "--draft-ms", "1e308", "--verify-ms", "1"], "--draft-ms 1e+308"),
+        (["-a", "0.8", "--price", "inf"], "--price inf"),
     ],
 )
 def test_wrong_input_is_said_in_words(arguments, words):

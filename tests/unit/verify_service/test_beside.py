@@ -141,6 +141,11 @@ def test_settings_say_what_is_looked_up_where() -> None:
     assert set(lookups.alone) == {"ngram", "suffix", "backoff"}, "the cascade has a model too"
     with pytest.raises(ConfigError, match="tokenizer"):
         build_beside(config.draft, "another")
+    ghost = load_config(
+        None, ["draft.drafters={c={kind='cascade', members=['gone', 'n']}, n={kind='ngram'}}"]
+    )
+    with pytest.raises(ConfigError, match=r"draft\.drafters\.c\.members: \['gone'\]"):
+        build_beside(ghost.draft, FINGERPRINT)
     whole = load_config(None, ["draft.drafters={c={kind='cascade', members=['n']}, n={kind='ngram'}}"]).draft
     assert set(build_beside(whole, FINGERPRINT).alone) == {"c", "n"}
     away = load_config(
