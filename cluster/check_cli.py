@@ -99,6 +99,7 @@ def add_check(
             from cluster.check_page import as_json, html
             from cluster.check_words import page_lines, rollout_lines
             from cluster.progress import progress_on
+            from paceline.simulation import MODEL_NAME as SIMULATED
 
             base = report or Path("paceline-check" if ledger is None else "paceline-check-ledger")
             with progress_on(Console(stderr=True, highlight=False)) as say, contextlib.ExitStack() as stack:
@@ -135,7 +136,7 @@ def add_check(
                     found,
                     facts=dataclasses.replace(
                         found.facts,
-                        simulated=simulate,
+                        simulated=simulate or (SIMULATED if found.facts.model == SIMULATED else ""),
                         started=start,
                         gated=None if start else asyncio.run(gate_of(address)),
                     ),

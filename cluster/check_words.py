@@ -168,6 +168,8 @@ def facts(check: Check) -> Iterator[tuple[str, str]]:
     """Name and value of what was checked."""
     known = check.facts
     yield "target", f"{known.model}, {known.precision} on {known.device}" if known.model else "not asked"
+    if known.simulated:
+        yield "devices", f"simulated ({known.simulated}): no figure here is one of real hardware"
     yield (
         "drafter",
         f"{known.drafter} ({known.drafter_version or 'version not said'}), "
@@ -357,6 +359,8 @@ def rollout_words(check: Check) -> str:
         return "the pair of this check is stopped: nobody was told"
     if check.facts.gated is None:
         return ""
+    if not check.num_compared:
+        return "a ledger was judged, no requests: nobody was told. A check of requests tells the router"
     if check.facts.gated:
         return "the router's gate is on: a task speculates after a check that passes, by steps (`paceline rollout status`)"
     return (

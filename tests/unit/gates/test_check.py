@@ -246,7 +246,9 @@ def test_the_page_says_what_the_verdict_changes():
     words, _ = page_of(started=True)
     assert "start one with `paceline up`" in words
     assert "nobody was told" in words
-    assert "not what yours does" in page_of(started=True, simulated="8b+1b")[0]
+    words, page = page_of(started=True, simulated="8b+1b")
+    assert "not what yours does" in words
+    assert "simulated (8b+1b): no figure here is one of real hardware" in page
     words, _ = page_of(picked=("code",))
     assert "only code: where a check of these very requests picked it, they flatter it" in words
 
