@@ -43,7 +43,12 @@ def outcome(check: Check) -> Verdict:
 def conclusion(check: Check) -> str:
     """The first thing to read."""
     if check.holds:
-        return "YES: all three gates hold. Speculation may be rolled out for this traffic."
+        picked = (
+            f" Only {_listed(list(check.facts.picked))} was checked: if these very requests picked it, check others before you roll out."
+            if check.facts.picked
+            else ""
+        )
+        return f"YES: all three gates hold. Speculation may be rolled out for this traffic.{picked}"
     if not check.requests:
         return "NO: nothing was measured."
     if not check.same_output:
@@ -233,7 +238,7 @@ def page_lines(check: Check) -> Iterator[str]:
     yield from textwrap.wrap(
         "Accepted share: accepted over drafted tokens. Needs: the share at which a round with a draft is as fast as plain "
         f"decoding, measured here at this load (*: not measured, {GOLDEN_ACCEPTANCE:.2f} stands in), uncertain as well: the margin between the two decides. Open: neither better nor worse could be "
-        "shown. Intervals: 95 %.",
+        "shown. Do: by the task's own speed; it is rolled out only if all three gates hold. Intervals: 95 %.",
         WIDTH,
     )
     if check.blocks:

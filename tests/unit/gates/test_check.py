@@ -250,6 +250,8 @@ def test_the_page_says_what_the_verdict_changes():
     assert "not what yours does" in words
     assert "simulated (8b+1b): no figure here is one of real hardware" in page
     words, _ = page_of(picked=("code",))
+    assert "Only code was checked: if these very requests picked it, check others" in words
+    assert "it is rolled out only if all three gates hold" in words
     assert "only code: where a check of these very requests picked it, they flatter it" in words
 
 
