@@ -17,7 +17,7 @@ from paceline.testing.scripted_drafter import ScriptedDrafter
 from paceline.types import Law, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
-TOKENIZER = SimpleNamespace(fingerprint="")
+TOKENIZER = SimpleNamespace(fingerprint="", vocab_size=1000)
 K = 3
 
 
