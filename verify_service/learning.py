@@ -1,8 +1,13 @@
 """The controller's state after a step: acceptance, fill and cost of drafters, and how long steps take."""
 
+from collections.abc import Set
+
 from verify_service.belief import DEPTHS, DrafterTrack, Track, View, looked_at, timed, unasked, waited_for
 from verify_service.facts import State, StepFacts
 from verify_service.prices import Model
+
+_MOST_DRAFTERS = 64
+"""Of which something is remembered."""
 
 
 def learn(model: Model, state: State, facts: StepFacts) -> State:
@@ -22,7 +27,9 @@ def learn(model: Model, state: State, facts: StepFacts) -> State:
             known = tracks.get(row.id)
             track = tracks[row.id] = known.copy() if known is not None else Track(name, prior=row.prior)
         if name not in views:
-            known_drafter = drafters.get(name)
+            known_drafter = drafters.pop(
+                name, None
+            )  # and behind all others again: the first ones are the longest unused
             before = known_drafter if known_drafter is not None else DrafterTrack()
             views[name] = View(before)
             drafters[name] = before.copy()
@@ -38,6 +45,8 @@ def learn(model: Model, state: State, facts: StepFacts) -> State:
         if row.look is not None:
             wanted = min(row.k_max, DEPTHS)
             looked_at(track, drafter, view, look=row.look, wanted=wanted, prior=row.prior)
+    if len(drafters) > _MOST_DRAFTERS:
+        _forget_unused(drafters, {track.drafter for track in tracks.values()} | views.keys())
     quiet_gap_s = state.quiet_gap_s
     if facts.gap_s >= 0.0:
         for name, depth in deepest.items():
@@ -55,6 +64,13 @@ def learn(model: Model, state: State, facts: StepFacts) -> State:
     context = state.context + 0.2 * (facts.context - state.context)
     found_gain = state.found_gain
     return State(tracks, drafters, pace, regions, accept_row_s, quiet_gap_s, context, found_gain=found_gain)
+
+
+def _forget_unused(drafters: dict[str, DrafterTrack], used: Set[str]) -> None:
+    """Whoever asks names drafters; those that nobody asks for any more are dropped, the longest unused first."""
+    unused = [name for name in drafters if name not in used]
+    for name in unused[: len(drafters) - _MOST_DRAFTERS]:
+        del drafters[name]
 
 
 def _paced(model: Model, state: State, facts: StepFacts) -> tuple[float, tuple[float, ...]]:

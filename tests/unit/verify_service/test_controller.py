@@ -309,3 +309,23 @@ def test_regret_is_small(name: str) -> None:
     assert found["vs_oracle"] > 0.93
     assert found["vs_static"] > 0.97
     assert found["vs_plain"] > 0.98
+
+
+def test_what_is_known_of_drafters_that_nobody_asks_for_is_forgotten() -> None:
+    """A plan may name any: of so many the longest unused ones go, never one of an open sequence."""
+    run = Run()
+    run.step(row(1, drafter="open"), row(2, drafter="first"))
+    run.step(row(2, drafter="first", finished=True))
+    for number in range(200):
+        run.step(row(10 + number, drafter=f"made up {number}"))
+        run.step(row(10 + number, drafter=f"made up {number}", finished=True))
+    names = list(run.state.drafters)
+    assert len(names) == 64
+    assert "open" in names
+    assert "first" not in names
+    assert names[-1] == "made up 199"
+    assert run.step(row(1, drafter="open"))[1].reason is not DepthReason.UNSAID
+    many = Run()
+    many.step(*(row(number, drafter=str(number)) for number in range(100)))
+    many.step(*(row(number, drafter=str(number)) for number in range(100)))
+    assert len(many.state.drafters) == 100, "all of them are in use"
