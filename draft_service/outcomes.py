@@ -38,7 +38,8 @@ def check(request: DraftRequest, outcome: Outcome) -> None:
     if len(outcome) > request.k:
         raise ValueError(f"{len(outcome)} guesses where at most {request.k} were asked for")
     if outcome and not (min(outcome) >= 0 and max(outcome) < request.vocab_size):
-        raise ValueError(f"guesses {outcome} hold an id outside 0 to {request.vocab_size - 1}")
+        # Not which: what is logged holds no tokens.
+        raise ValueError(f"{len(outcome)} guesses hold an id outside 0 to {request.vocab_size - 1}")
 
 
 def log_failure(drafter: str, length: int, error: Exception) -> None:
@@ -48,4 +49,5 @@ def log_failure(drafter: str, length: int, error: Exception) -> None:
 
 
 def words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    """In words, without tokens: a key that was not found may be one."""
+    return type(error).__name__ if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"

@@ -23,6 +23,7 @@ from prometheus_client.metrics_core import Metric
 from draft_service.drafters import Drafter, build_drafters
 from draft_service.drafters.base import tidy
 from draft_service.drafters.cascade import Cascade
+from draft_service.outcomes import words
 from draft_service.scoring import Score, Scoring, Text
 from paceline.config import PacelineConfig, ScoresConfig
 from paceline.errors import CapacityError, ConfigError
@@ -97,7 +98,7 @@ class Scorer:
             if job.scoring.piece():
                 return
         except Exception as error:
-            log.error("scoring by drafter %s failed: %s: %s", job.drafter, type(error).__name__, error)
+            log.error("scoring by drafter %s failed: %s", job.drafter, words(error))
             self._end(job)
             self.dropped += 1
             return

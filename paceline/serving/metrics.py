@@ -2,6 +2,7 @@
 starts and stops containers.
 """
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -15,13 +16,49 @@ from paceline.telemetry.metrics import Metrics
 
 _POLL_S = 0.1
 """How soon the endpoint notices that it is to end."""
+_IDLE_S = 10.0
+"""A connection on which nothing is said for so long is closed."""
+_MOST_CONNECTIONS = 32
 
 
 class _Quiet(WSGIRequestHandler):
     """A scrape every few seconds is nothing to log."""
 
+    timeout = _IDLE_S
+
+    def handle(self) -> None:
+        """One request. Who says nothing, or goes away, is nothing to log either."""
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            super().handle()
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         """Nothing."""
+
+
+class _Bounded(ThreadingWSGIServer):
+    """A thread a connection, for so many at once; for one more the oldest is cut."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._open: dict[Any, None] = {}
+        self._lock = threading.Lock()
+        super().__init__(*args, **kwargs)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """As the base class does it."""
+        with self._lock:
+            self._open[request] = None
+            if len(self._open) > _MOST_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up and ends
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """As the base class does it."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
 
 class MetricsEndpoint:
@@ -31,7 +68,7 @@ class MetricsEndpoint:
         """Listens from here on. Raises OSError where the address cannot be had."""
         self._host = host
 
-        class Server(ThreadingWSGIServer):
+        class Server(_Bounded):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         scraped: Callable[[dict[str, Any], Any], Iterable[bytes]] = make_wsgi_app(metrics.registry)
