@@ -112,6 +112,14 @@ class DrafterConfig(Section):
 METRICS_OFFSET = 2000
 
 
+def _metrics_port(given: object) -> object:
+    """Looked at as a whole: of two kinds of value, the error would name each kind beside the setting."""
+    port = int(given) if isinstance(given, str) and given.isascii() and given.isdigit() else given
+    if port in ("auto", "off") or (type(port) is int and 0 <= port <= LAST_PORT):
+        return port
+    raise ValueError(f'expected a port from 0 to {LAST_PORT}, "auto" or "off"')
+
+
 class ServerConfig(Section):
     """Where a tier listens."""
 
@@ -120,7 +128,7 @@ class ServerConfig(Section):
     """0: any free port."""
     drain_s: Annotated[float, Field(ge=0)] = 10.0
     """On SIGTERM: time for requests in flight before they are cut."""
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] | Literal["auto", "off"] = "auto"
+    metrics_port: Annotated[int | Literal["auto", "off"], BeforeValidator(_metrics_port)] = "auto"
     """Where ``/metrics`` is, on ``host`` too. ``auto``: ``port`` + 2000, any free port where ``port`` is 0. 0: any free port.
     ``off``: nothing is counted. Replica i of a tier takes this + i."""
 

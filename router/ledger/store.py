@@ -70,16 +70,22 @@ class Store:
 
     def __init__(self, path: str, *, read_only: bool = False) -> None:
         """Raises LedgerBusyError where another writer has the file, sqlite3.Error or OSError where it cannot be used."""
-        self._lock = _locked(path) if path and not read_only else None
+        self._lock: TextIO | None = None
         self._ids: dict[Group, int] = {}
         if read_only:
             self._db = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)
             self._check_version()
             return
         self._db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._migrate()
+        try:
+            self._check_not_anothers()  # first: nothing is written into, or put beside, what is somebody else's
+            self._lock = _locked(path) if path else None
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._migrate()
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def to_read(cls, path: str) -> Self:
@@ -193,6 +199,13 @@ class Store:
             raise sqlite3.DatabaseError(
                 f"version {version} where {len(MIGRATIONS)} is expected: no ledger, or one of another Paceline"
             )
+
+    def _check_not_anothers(self) -> None:
+        # In this order: another writer may be making its tables, which come with their version.
+        (things,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if things and not version:
+            raise sqlite3.DatabaseError("a database of something else: no ledger")
 
     def _migrate(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()

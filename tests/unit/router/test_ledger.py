@@ -396,3 +396,21 @@ def test_who_does_not_wait_any_longer_stops_nothing():
     keeper.start()
     assert keeper.news().result(10).documents == {"a": "b"}
     keeper.stop()
+
+
+def test_nothing_is_put_beside_or_into_a_file_that_is_no_ledger(tmp_path):
+    """A text, a directory, another program's database: kept in memory instead, and all is as it was."""
+    (tmp_path / "text").write_text("dear" * 2000)
+    (tmp_path / "directory").mkdir()
+    db = sqlite3.connect(tmp_path / "other")
+    db.execute("CREATE TABLE mine (a int)")
+    db.commit()
+    db.close()
+    before = {path.name: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()}
+    for name in before:
+        keeper = Keeper(str(tmp_path / name))
+        assert name in keeper.problem
+        keeper.start()
+        keeper.put_document("rules", "[]").result(10)
+        keeper.stop()
+    assert {path.name: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()} == before
