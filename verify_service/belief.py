@@ -64,12 +64,17 @@ class Track:
     tokens: float = 0.0
     reason: DepthReason = DepthReason.UNSAID  # why it drafts nothing
     prior: AcceptancePrior | None = None  # of its plan
+    judged: int = 0  # rounds looked up since the last judgement,
+    worth_s: float = 0.0  # and what one of them gained
+    every: int = 1  # of so many rounds one is looked up
+    turn: int = 0
 
     def copy(self) -> "Track":
         """Another one, equal."""
         return Track(
             self.drafter, self.accepted, self.rejected, self.filled, self.empty, self.mood, self.moods.copy(),
             self.zero_rounds, self.suspended, self.on, self.since, self.next_probe, self.probe_gap, self.rows, self.tokens, self.reason, self.prior,
+            self.judged, self.worth_s, self.every, self.turn,
         )  # fmt: skip
 
 

@@ -39,6 +39,11 @@ _CROWD, _REST = (
     4,
 )  # among more sequences than that, one that drafts nothing is thought about every so many rounds
 _FOUND_KEEP = 0.05
+_JUDGED_OVER = 12  # rounds
+_MOST_RARELY = 16  # rounds between two look-ups
+_STRONG = 0.6  # chance of a first guess that ends a rest
+_LOOK_UP_S, _LOOK_UP_STEP_S = 1e-4, 1.5e-4  # what a look-up takes, and what a step with one takes besides
+_RESTING = Decision(0, False, DepthReason.COST, 1.0, 0.0, 0.0)
 _LOOKED_UP_LOOK = 16  # rounds between two looks at a drafter while look-ups do better, at least
 
 
@@ -66,7 +71,13 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
             continue
         track = tracks[id_]
         bound = min(row.k_max, row.room)
-        if row.found is not None and (row.alone or (row.found and not asks.better(row, track, bound))):
+        if row.looked and not row.fixed and not row.asked:
+            _judge(track, row, asks.prices, sequences)
+        if row.found is None and not row.fixed and (row.alone or _is_quiet(track, row)):
+            track.rows, track.tokens = 0.0, 1.0
+            track.since += 1
+            decisions[id_] = _RESTING
+        elif row.found is not None and (row.alone or (row.found and not asks.better(row, track, bound))):
             looked_up.append(row)
             track.rows, track.tokens = float(len(row.found)), 1.0 + sum(row.found)
             fixed_rows += track.rows
@@ -121,7 +132,44 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
             decisions[row.id] = idle(views[row.drafter], track, row, plain_s, track.reason, 0.0, 0.0)
     for row in looked_up:
         decisions[row.id] = _looked_up(row, tracks[row.id], views, model, state, sequences)
+    for row in facts.rows:
+        if not row.finished and row.drafter and tracks[row.id].every > 1 and _rests(tracks[row.id], row):
+            decisions[row.id] = decisions[row.id]._replace(rest=True)
     return replace(state, rate=rate, found_gain=found_gain), decisions
+
+
+def _judge(track: Track, row: RowFact, prices: Prices, sequences: int) -> None:
+    """What looking up gained in this round, in seconds; where it keeps losing, it is done more rarely.
+
+    At high temperatures hardly anything can be foreseen, and even microseconds, a row that costs little and what they push out
+    of the caches add up to some per cent of plain decoding.
+    """
+    plain_s = prices.step_s(0)
+    cost_s = prices.step_s(row.drafted) - plain_s + _LOOK_UP_S + _LOOK_UP_STEP_S / sequences
+    gain_s = row.agreed * plain_s / sequences - cost_s
+    track.judged += 1
+    track.worth_s += (gain_s - track.worth_s) / min(track.judged, _JUDGED_OVER)
+    if track.judged < _JUDGED_OVER:
+        return
+    if track.worth_s < 0.0:
+        track.every = min(track.every * (4 if track.every == 1 else 2), _MOST_RARELY)
+        track.judged, track.worth_s = 0, 0.0
+    else:
+        track.every = 1
+
+
+def _is_quiet(track: Track, row: RowFact) -> bool:
+    """Whether neither look-ups nor the draft tier have been of use lately: thought about as rarely as it is looked up."""
+    return track.every > 1 and not track.on and track.since > OFF_DWELL and not row.asked and row.look is None
+
+
+def _rests(track: Track, row: RowFact) -> bool:
+    """Whether the round after the next is one of those that are not looked up; a strong guess ends that."""
+    if row.found and row.found[0] >= _STRONG:
+        track.every, track.judged, track.worth_s = 1, 0, 0.0
+        return False
+    track.turn = (track.turn + 1) % track.every
+    return track.turn != 0
 
 
 class _Asks:
@@ -132,14 +180,18 @@ class _Asks:
         self._views: dict[str, View] = {}
         self._prices: Prices | None = None
 
+    @property
+    def prices(self) -> Prices:
+        """Of steps in which one sequence has further rows."""
+        if self._prices is None:
+            self._prices = self._model.prices(self._state, self._sequences, self._sequences + MAX_K + 1)
+        return self._prices
+
     def better(self, row: RowFact, track: Track, bound: int) -> bool:
         """By more than the margin at which speculation is switched on, tokens less what their time is worth."""
         if track.suspended or not row.found:
             return False
-        state = self._state
-        if self._prices is None:
-            self._prices = self._model.prices(state, self._sequences, self._sequences + MAX_K + 1)
-        prices = self._prices
+        state, prices = self._state, self.prices
         view = self._views.get(row.drafter)
         if view is None:
             view = self._views[row.drafter] = View(state.drafters[row.drafter])

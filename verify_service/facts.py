@@ -30,6 +30,7 @@ class RowFact(NamedTuple):
     found: tuple[float, ...] | None = None
     """For its next round, looked up beside the target: the probability of each guess that all up to it are right."""
     alone: bool = False  # nobody else is asked
+    looked: bool = False  # this round had been looked up beside the target
 
 
 class StepFacts(NamedTuple):
@@ -58,6 +59,7 @@ class Decision(NamedTuple):
     expected_tokens: float
     next_worth_s: float
     next_cost_s: float
+    rest: bool = False  # the round after that is not looked up beside the target
 
 
 UNDECIDED = Decision(0, False, DepthReason.UNSAID, 1.0, 0.0, 0.0)

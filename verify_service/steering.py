@@ -70,6 +70,7 @@ class Steering:
         self._ended = 0.0  # of the step before, monotonic
         self._gap_s = -1.0
         self._rows = (0, 0, 0)
+        self._looked: set[int] = set()  # sequences whose next round was looked up beside the target
         self._asked: dict[int, tuple[int, int]] = {}
         """By sequence of the step: tokens the draft tier was asked for and waited for, length of its answer (-1: none)."""
         self._trimmed: list[Any] | None = None
@@ -175,6 +176,7 @@ class Steering:
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence ended outside a step: cancelled, or failed."""
+        self._looked.discard(sequence.id)
         if sequence.id in self._state.tracks:
             tracks = {key: track for key, track in self._state.tracks.items() if key != sequence.id}
             self._state = replace(self._state, tracks=tracks)
@@ -212,6 +214,14 @@ class Steering:
             return RowFact(sequence.id, "", 0, 0, False, 0, -1, 0, 0, None, None, finished)
         asked, proposed = self._asked.get(sequence.id, (0, -1))
         room = max(sequence.room(max_context) - 1, 0)
+        looked = sequence.id in self._looked
+        found = None
+        if not finished and not sequence.depth.rest:
+            found = drafts.beside.look(sequence, min(plan.k_max, room))
+        if found is not None:
+            self._looked.add(sequence.id)
+        else:
+            self._looked.discard(sequence.id)
         return RowFact(
             id=sequence.id,
             drafter=plan.drafter,
@@ -226,8 +236,9 @@ class Steering:
             # What requests did with look-ups says nothing of the drafter that is asked where these find nothing.
             prior=None if drafts.beside.asks(plan.drafter) else plan.prior,
             finished=finished,
-            found=None if finished else drafts.beside.look(sequence, min(plan.k_max, room)),
+            found=found,
             alone=plan.drafter in drafts.beside.alone,
+            looked=looked,
         )
 
 

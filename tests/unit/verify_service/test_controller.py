@@ -41,23 +41,12 @@ def row(
     drafter: str = "d",
     found: tuple[float, ...] | None = None,
     alone: bool = False,
+    looked: bool = False,
 ) -> RowFact:
     return RowFact(
-        id_,
-        drafter,
-        k_max,
-        room,
-        fixed,
-        asked,
-        proposed,
-        drafted,
-        agreed,
-        look,
-        prior,
-        finished,
-        found,
-        alone,
-    )
+        id_, drafter, k_max, room, fixed, asked, proposed, drafted, agreed, look, prior, finished, found, alone,
+        looked,
+    )  # fmt: skip
 
 
 def facts(*rows: RowFact, gap_s: float = 0.0005, running: int = 0, plain: int = 0) -> StepFacts:
@@ -204,6 +193,30 @@ def test_a_drafter_that_is_not_asked_is_looked_at_now_and_then() -> None:
     decisions = [run.step(row(found=(0.9, 0.9, 0.9, 0.9)))[1] for _ in range(60)]
     assert not any(one.wait for one in decisions)
     assert 1 <= sum(one.k > 0 for one in decisions) <= 30
+
+
+def test_look_ups_that_gain_nothing_become_rare_and_a_strong_guess_brings_them_back() -> None:
+    """Guesses that are cut or wrong round after round: one round in four is looked up, then in eight, then in sixteen."""
+    run, rests, looked = Run(DEAR), [], True
+    for _ in range(800):
+        found = (0.1,) if looked else None
+        decision = run.step(row(found=found, alone=True, looked=looked, drafted=1 if looked else 0))[1]
+        rests.append(decision.rest)
+        looked = not decision.rest
+    assert not any(rests[:11])
+    assert 0.5 < sum(rests[20:60]) / 40 < 0.9
+    assert sum(rests[-160:]) == 150
+    assert not run.step(row(found=(0.9, 0.8), alone=True, looked=True))[1].rest
+    assert not run.step(row(found=(0.1,), alone=True, looked=True, drafted=2, agreed=2))[1].rest
+
+
+def test_look_ups_that_pay_never_rest() -> None:
+    """Half of the rounds find something that is right."""
+    run = Run(DEAR)
+    for at in range(400):
+        right = at % 2
+        told = row(found=(0.5, 0.4), alone=True, looked=True, drafted=2 * right, agreed=2 * right)
+        assert not run.step(told)[1].rest
 
 
 def test_a_block_that_says_how_likely_it_is_is_cut_by_that() -> None:
