@@ -294,6 +294,8 @@ class PlanRule(Section):
     drafter: str = "cascade"
     """The one to prefer, see ``router.drafters``."""
     k: Annotated[int, Field(ge=1, le=64)] = 4
+    max_temperature: Annotated[float, Field(ge=0)] = 1e9
+    """Hotter requests are decoded plainly."""
     reason: str = ""
     """Shown to people."""
 

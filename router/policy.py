@@ -177,6 +177,9 @@ class Policy:
             seen.append(f"{ask.task} puts out {expected:.0f} tokens on average")
             if expected < least:
                 return f"{expected:.0f} output tokens expected: under {least} speculation does not pay"
+        hottest = self._table.rule(ask.task).max_temperature
+        if ask.temperature > hottest:
+            return f"at temperature {ask.temperature:g} little of {ask.task} can be foreseen; up to {hottest:g} it is drafted"
         if not ask.has_room:
             return "the memory for sequences is full: drafting would take time from those that wait"
         if not self._candidates(ask):

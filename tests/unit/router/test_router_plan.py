@@ -29,9 +29,11 @@ def test_tasks_that_copy_from_their_prompt_are_drafted_from_it(task_type: str) -
 
 
 @pytest.mark.parametrize("task_type", ["creative_writing", "chat", "translation", "qa", UNSURE])
-def test_everything_else_begins_plainly(task_type: str) -> None:
-    """Never worse."""
-    assert PlanTable({}).rule(task_type).mode == "plain"
+def test_everything_else_is_drafted_while_it_is_cool(task_type: str) -> None:
+    """Never worse: hot requests of tasks that copy little are decoded plainly."""
+    rule = PlanTable({}).rule(task_type)
+    assert (rule.mode, rule.max_temperature) == ("speculative", 0.5)
+    assert PlanTable({}).rule("classification").mode == "plain"
 
 
 def test_a_wish_wins_over_the_table_and_the_reason_says_so() -> None:

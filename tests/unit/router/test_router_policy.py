@@ -45,11 +45,15 @@ def group(task="code", drafter="ngram", arm="auto") -> Group:
 
 
 def test_what_the_table_believes_holds_until_something_is_measured():
-    """Copying tasks are drafted; the others are plain but for the few that try it."""
+    """Copying tasks are drafted, others while they are cool; what begins plainly is tried by a few."""
     found = policy().decide(ask())
     assert (found.plan.mode, found.plan.drafter, found.arm) == (Mode.SPECULATIVE, "ngram", Arm.AUTO)
     few = policy()
-    arms = [few.decide(ask(task="chat", request_id=str(i))).arm for i in range(2000)]
+    assert few.decide(ask(task="chat")).arm is Arm.AUTO
+    hot = few.decide(ask(task="chat", temperature=1.0))
+    assert (hot.plan.mode, hot.arm) == (Mode.PLAIN, Arm.INELIGIBLE)
+    assert "at temperature 1" in hot.plan.reason
+    arms = [few.decide(ask(task="classification", request_id=str(i))).arm for i in range(2000)]
     assert set(arms) == {Arm.OFF, Arm.PROBE}
     assert 20 < arms.count(Arm.PROBE) < 120
 
