@@ -3,7 +3,7 @@
 from collections import deque
 from statistics import median
 
-MAX_STRETCH = 2.0
+MAX_STRETCH = 1.7
 """A step with prompt tokens in it may take so many times a step without (inter-token gap of running streams)."""
 _FIRST_GUESS = 16
 _BREATH = 10
