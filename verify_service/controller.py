@@ -39,7 +39,8 @@ _CROWD, _REST = (
     4,
 )  # among more sequences than that, one that drafts nothing is thought about every so many rounds
 _FOUND_KEEP = 0.05
-_JUDGED_OVER = 12  # rounds
+_JUDGED_OVER = 32  # rounds
+_LOSS = 0.02  # of plain decoding's time: less than that is noise
 _MOST_RARELY = 16  # rounds between two look-ups
 _STRONG = 0.6  # chance of a first guess that ends a rest
 _LOOK_UP_S, _LOOK_UP_STEP_S = 1e-4, 1.5e-4  # what a look-up takes, and what a step with one takes besides
@@ -151,7 +152,7 @@ def _judge(track: Track, row: RowFact, prices: Prices, sequences: int) -> None:
     track.worth_s += (gain_s - track.worth_s) / min(track.judged, _JUDGED_OVER)
     if track.judged < _JUDGED_OVER:
         return
-    if track.worth_s < 0.0:
+    if track.worth_s < -_LOSS * plain_s / sequences:
         track.every = min(track.every * (4 if track.every == 1 else 2), _MOST_RARELY)
         track.judged, track.worth_s = 0, 0.0
     else:

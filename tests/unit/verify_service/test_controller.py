@@ -198,13 +198,13 @@ def test_a_drafter_that_is_not_asked_is_looked_at_now_and_then() -> None:
 def test_look_ups_that_gain_nothing_become_rare_and_a_strong_guess_brings_them_back() -> None:
     """Guesses that are cut or wrong round after round: one round in four is looked up, then in eight, then in sixteen."""
     run, rests, looked = Run(DEAR), [], True
-    for _ in range(800):
+    for _ in range(1200):
         found = (0.1,) if looked else None
         decision = run.step(row(found=found, alone=True, looked=looked, drafted=1 if looked else 0))[1]
         rests.append(decision.rest)
         looked = not decision.rest
-    assert not any(rests[:11])
-    assert 0.5 < sum(rests[20:60]) / 40 < 0.9
+    assert not any(rests[:31])
+    assert 0.5 < sum(rests[40:120]) / 80 < 0.9
     assert sum(rests[-160:]) == 150
     assert not run.step(row(found=(0.9, 0.8), alone=True, looked=True))[1].rest
     assert not run.step(row(found=(0.1,), alone=True, looked=True, drafted=2, agreed=2))[1].rest
