@@ -55,7 +55,7 @@ def test_a_prompt_that_gets_dearer_with_its_length_does_not_stretch_steps() -> N
         alone_s += added_s
         done += tokens
     assert max(stretches) <= 2.5
-    assert prompt_s <= 2.5 * alone_s, "nor is the prompt starved"
+    assert prompt_s <= 2.8 * alone_s, "nor is the prompt starved"
 
 
 def test_a_machine_that_slows_down_under_a_prompt_does_not_starve_it() -> None:
