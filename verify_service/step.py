@@ -13,7 +13,7 @@ from operator import attrgetter
 import torch
 
 from paceline.engine import Runner, Segment
-from paceline.sampling import TokenRow, choose, decide, draft_tokens
+from paceline.sampling import TokenRow, decide, draft_tokens, follow
 from paceline.types import Law, RoundRecord
 from verify_service.block import Block
 from verify_service.drafts import Drafts
@@ -86,18 +86,15 @@ def run_step(
 def _coupled_verdicts(
     rows: SequenceOf[Row], logits: torch.Tensor, max_context: int
 ) -> list[tuple[Row, Verdict]]:
-    """The target's own tokens for all rows at once, and what they make of the drafts; ``logits`` [T, V]."""
-    targets = choose(logits, [token_row for row in rows for token_row in _token_rows(row)])
+    """The target's own tokens for all rows, and what they make of the drafts; ``logits`` [T, V]."""
+    drawn = [row for row in rows if row.segment.num_logits]
+    drafts = [row.block.token_ids if row.block else [] for row in drawn]
+    targets = follow(logits, [token_row for row in drawn for token_row in _token_rows(row)], drafts)
     verdicts: list[tuple[Row, Verdict]] = []
-    at = 0
-    for row in rows:
-        count = row.segment.num_logits
-        if count:
-            draft = row.block.token_ids if row.block else []
-            spec = row.work.sequence.spec
-            room = row.work.sequence.room(max_context)
-            verdicts.append((row, judge(draft, targets[at : at + count], stop_ids=spec.stop_ids, room=room)))
-        at += count
+    for row, draft, target in zip(drawn, drafts, targets, strict=True):
+        sequence = row.work.sequence
+        room = sequence.room(max_context)
+        verdicts.append((row, judge(draft, target, stop_ids=sequence.spec.stop_ids, room=room)))
     return verdicts
 
 

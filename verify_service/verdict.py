@@ -29,8 +29,10 @@ class Verdict:
 def judge(
     draft: SequenceOf[int], target: SequenceOf[int], *, stop_ids: AbstractSet[int], room: int
 ) -> Verdict:
-    """The coupled law's verdict on ``draft`` (K tokens), given the target's own tokens for the K + 1 positions."""
-    assert len(target) == len(draft) + 1, "one target token per draft token, and one more"
+    """The coupled law's verdict on ``draft`` (K tokens), given the target's own tokens for the K + 1 positions.
+
+    Those behind the first that differs from the draft may be left out.
+    """
     agreed = 0
     while agreed < len(draft) and draft[agreed] == target[agreed]:
         agreed += 1

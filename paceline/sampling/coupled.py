@@ -11,7 +11,7 @@ compared in float64 on the host, with the host's logarithm. The float32 pass dec
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -35,20 +35,47 @@ def choose(logits: torch.Tensor, rows: Sequence[TokenRow], domain: Domain = Doma
     ``logits`` [R, V] float32, one row for each of ``rows``. Raises BadLogitsError (an EngineError) naming the rows
     whose logits hold NaN or +inf, or nothing above -inf. ``domain``: whose noise the draw takes.
     """
-    if not rows:
-        return []
-    processed = [penalise(logits[index], row) for index, row in enumerate(rows)]
-    best, top = largest_logits(processed)
-    return [
-        best[index] if row.params.greedy else _draw(processed[index], top[index], row, domain)
-        for index, row in enumerate(rows)
-    ]
+    return list(map(_draws(logits, rows, domain), range(len(rows))))
+
+
+def follow(
+    logits: torch.Tensor, rows: Sequence[TokenRow], drafts: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """For each draft the target's tokens, up to and with the first one that differs from it.
+
+    As ``choose``; a draft of K tokens has K + 1 of the rows, one draft after the other. A draw reads the whole vocabulary, so rows
+    behind the first difference are not drawn; that their logits are sound is looked at all the same.
+    """
+    draw = _draws(logits, rows, Domain.COUPLED)
+    followed: list[list[int]] = []
+    first = 0
+    for draft in drafts:
+        tokens = [draw(first)]
+        for index, guess in enumerate(draft, first + 1):
+            if tokens[-1] != guess:
+                break
+            tokens.append(draw(index))
+        followed.append(tokens)
+        first += len(draft) + 1
+    return followed
 
 
 def top2_gap(logits: torch.Tensor) -> torch.Tensor:
     """Largest logit less the second largest: [R] float32; how near a greedy choice was to another one."""
     two = torch.topk(logits, 2, dim=-1).values
     return two[:, 0] - two[:, 1]
+
+
+def _draws(logits: torch.Tensor, rows: Sequence[TokenRow], domain: Domain) -> Callable[[int], int]:
+    """The token of a row, by the row's index. Raises BadLogitsError for any of them."""
+    processed = [penalise(logits[index], row) for index, row in enumerate(rows)]
+    best, top = largest_logits(processed) if rows else ([], [])
+
+    def draw(index: int) -> int:
+        row = rows[index]
+        return best[index] if row.params.greedy else _draw(processed[index], top[index], row, domain)
+
+    return draw
 
 
 def _draw(logits: torch.Tensor, top: float, row: TokenRow, domain: Domain) -> int:

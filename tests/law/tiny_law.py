@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from scipy import stats
 
-from paceline.sampling import TokenRow, choose, processed_logprobs
+from paceline.sampling import TokenRow, choose, follow, processed_logprobs
 from paceline.types import SamplingParams
 from verify_service.verdict import judge
 
@@ -144,7 +144,8 @@ def coupled(
             draft += choose(drafter(prefix)[None], [row(draft_params, prefix)])
         draft = cut(tuple(output), draft)
         prefixes = [(*output, *draft[:j]) for j in range(len(draft) + 1)]
-        target_tokens = choose(torch.stack([target(p) for p in prefixes]), [row(params, p) for p in prefixes])
+        logits = torch.stack([target(p) for p in prefixes])
+        target_tokens = follow(logits, [row(params, p) for p in prefixes], [draft])[0]
         verdict = judge(draft, target_tokens, stop_ids=frozenset(), room=LENGTH - len(output))
         output.extend(verdict.committed)
     return tuple(output)

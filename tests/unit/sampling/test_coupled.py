@@ -14,6 +14,7 @@ from paceline.sampling import (
     Domain,
     TokenRow,
     choose,
+    follow,
     gumbel,
     processed_logprobs,
     scan,
@@ -226,6 +227,36 @@ def test_broken_logits_are_an_error_that_names_the_rows(bad, temperature):
 def test_no_rows_no_tokens():
     """An empty batch is fine."""
     assert choose(torch.empty(0, 10), []) == []
+    assert follow(torch.empty(0, 10), [], []) == []
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_following_drafts_gives_what_choosing_gives_up_to_the_first_difference(data):
+    """Several drafts in one batch, right for a while: the same tokens, and none behind the first that differs."""
+    params = SamplingParams(seed=5, **data.draw(st.sampled_from(PARAMS)))
+    lengths = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
+    count = sum(lengths) + len(lengths)
+    logits = torch.randn(count, 30, generator=torch.Generator().manual_seed(count)) * 3
+    rows = [TokenRow(params, position) for position in range(count)]
+    chosen, drafts, expected = choose(logits, rows), [], []
+    for length in lengths:
+        own, chosen = chosen[: length + 1], chosen[length + 1 :]
+        right = data.draw(st.integers(0, length))
+        drafts.append(own[:right] + [(token + 1) % 30 for token in own[right:length]])
+        expected.append(own[: right + 1])
+    assert follow(logits, rows, drafts) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_following_a_draft_names_broken_rows_that_it_would_not_have_drawn(temperature):
+    """A model that fails is told of, whatever was drafted."""
+    logits = torch.zeros(3, 10)
+    logits[2, 4] = math.nan
+    rows = [TokenRow(SamplingParams(temperature=temperature), position) for position in range(3)]
+    wrong = (choose(logits[:1], rows[:1])[0] + 1) % 10
+    with pytest.raises(BadLogitsError, match=r"rows \[2\]"):
+        follow(logits, rows, [[wrong, 0]])
 
 
 def test_top2_gap():
