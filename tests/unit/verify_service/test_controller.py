@@ -19,7 +19,7 @@ from verify_service.prices import Model
 from verify_service.trimming import trim
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-from benchmarks import regret
+from benchmarks import regret, worlds
 
 DEAR = table_of([(1, r, (6.0 + 1.0 * (r - 1)) / 1e3) for r in (1, 2, 5, 9, 17)])
 FLAT = table_of([(1, 1, 0.02), (1, 17, 0.0201), (8, 8, 0.02), (8, 136, 0.0201)])
@@ -317,7 +317,7 @@ def test_any_facts_give_depths_within_bounds(seed: int, count: int) -> None:
 )
 def test_regret_is_small(name: str) -> None:
     """Near the oracle that knows all chances, and not behind the best static depth; shorter than the benchmark's run."""
-    world = next(world for world in regret.worlds(0.4) if world.name == name)
+    world = next(world for world in worlds.worlds(0.4) if world.name == name)
     found = regret.compare(world)
     assert found["vs_oracle"] > 0.93
     assert found["vs_static"] > 0.97
