@@ -134,6 +134,7 @@ class Keeper:
         self._gone: list[Cell] = []
         self._audits: list[Audit] = []
         self._unwritten: list[Future[None]] = []
+        self._unwritable = False
         self._next_flush = self._next_step = self._next_forget = 0.0
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
 
@@ -358,10 +359,15 @@ class Keeper:
                     audits=self._audits,
                 )
             except Exception as error:  # a full disk, say: all stays dirty and is tried again
-                _logger.exception("the ledger could not be written")
+                if not self._unwritable:
+                    self._unwritable = True
+                    _logger.exception("the ledger cannot be written; it is tried again and again")
                 for done in waiting:
                     _fail(done, error)
                 return
+            if self._unwritable:
+                self._unwritable = False
+                _logger.info("the ledger is written again")
             self._dirty.clear()
             self._dirty_sources.clear()
             self._dirty_documents.clear()

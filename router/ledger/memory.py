@@ -8,9 +8,11 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import sqlite3
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
 
 from router.ledger.book import MINUTE_S, Book
 from router.ledger.group import Group
@@ -24,6 +26,7 @@ EXCHANGE_S = 0.25
 """Between two exchanges with the writer; with its own flush it stays under the second that a kill may cost."""
 _MAX_PAUSE_S = 5.0
 _NO_BINS: Bins = {}
+T = TypeVar("T")
 
 
 class Writer(Protocol):
@@ -48,16 +51,24 @@ class OwnKeeper:
     async def exchange(self, batch: Batch | None, epoch: str, since: int) -> News:
         """See ``Writer``."""
         if batch is not None:
-            await asyncio.wrap_future(self._keeper.take(batch))
-        return await asyncio.wrap_future(self._keeper.news(epoch, since))
+            await _answer(self._keeper.take(batch))
+        return await _answer(self._keeper.news(epoch, since))
 
     async def put_document(self, name: str, expected: str, value: str, audit: Audit) -> tuple[bool, str]:
         """See ``Writer``."""
-        return await asyncio.wrap_future(self._keeper.replace_document(name, expected, value, [audit]))
+        return await _answer(self._keeper.replace_document(name, expected, value, [audit]))
 
     async def audits(self, limit: int) -> list[Audit]:
         """See ``Writer``."""
-        return await asyncio.wrap_future(self._keeper.audits(limit))
+        return await _answer(self._keeper.audits(limit))
+
+
+async def _answer(done: "Future[T]") -> T:
+    """What the keeper gives. A disk that says no is a writer that is away: what it was given waits there."""
+    try:
+        return await asyncio.wrap_future(done)
+    except sqlite3.Error as error:
+        raise OSError(str(error)) from error
 
 
 class Memory:
@@ -149,10 +160,14 @@ class Memory:
                 if self.away_since is not None:
                     _logger.info("the ledger is back")
                 self.away_since, pause_s = None, EXCHANGE_S
-            except OSError as error:
+            except Exception as error:  # away, or a fault of ours: it is tried again
                 if self.away_since is None:
                     self.away_since = self._clock()
-                    _logger.warning("the ledger is away: deciding from memory", extra={"problem": str(error)})
+                    _logger.warning(
+                        "the ledger is away: deciding from memory",
+                        extra={"problem": str(error) or type(error).__name__},
+                        exc_info=not isinstance(error, OSError),
+                    )
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
             if stopping:
                 return

@@ -270,6 +270,40 @@ def test_two_routers_agree_and_decide_from_memory_while_the_writer_is_away():
     asyncio.run(scenario())
 
 
+def test_a_disk_that_is_full_for_a_while_loses_nothing(monkeypatch):
+    """The router goes on from memory and hands over what it has once the disk takes it; a rule is refused meanwhile."""
+    full = True
+    write = Store.write
+
+    def may_fail(store: Store, rows, **more) -> None:
+        if full:
+            raise sqlite3.OperationalError("database or disk is full")
+        write(store, rows, **more)
+
+    async def scenario() -> None:
+        nonlocal full
+        keeper = running("")
+        writer = OwnKeeper(keeper)
+        memory = Memory(writer)
+        memory.start()
+        memory.add(group(), one(rounds=3))
+        while memory.away_since is None:
+            await asyncio.sleep(0.01)
+        with pytest.raises(OSError, match="disk is full"):
+            await writer.put_document("rules", "", "[]", Audit(NOW, "rule", "", "", {}))
+        memory.add(group(), one(rounds=1))
+        full = False
+        while memory.away_since is not None:
+            await asyncio.sleep(0.01)
+        await memory.stop()
+        counted = keeper.call(lambda book, now: int(book.window("1h", now, [group()])[AT["rounds"]]))
+        assert counted.result(10) == 4
+        keeper.stop()
+
+    monkeypatch.setattr(Store, "write", may_fail)
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
 def test_a_writer_that_lost_its_memory_is_believed():
     """A new life of the keeper: what the old one knew is not mixed in."""
 
