@@ -127,10 +127,10 @@ class Sequence:
         self.verify_s += record.verify_s
 
     def timings(self) -> Timings:
-        """Where the time went up to the last commit."""
+        """Where the time went up to the last commit. A part that was not over when the sequence ended counts nothing."""
         return Timings(
-            queue_s=self.first_step - self.arrived,
-            prefill_s=self.first_token - self.first_step,
+            queue_s=self.first_step - self.arrived if self.first_step else 0.0,
+            prefill_s=self.first_token - self.first_step if self.first_token else 0.0,
             decode_s=self.mark - self.first_token,
             draft_s=self.draft_s,
             network_s=self.network_s,

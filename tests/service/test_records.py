@@ -126,3 +126,27 @@ async def test_nothing_is_written_unless_a_directory_is_named(model, tmp_path, m
     async with verify(model) as stub:
         await decode(stub, Plan.plain("because"))
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_times_of_a_request_that_never_ran_are_no_negative_ones(model, tmp_path):
+    """It waited for memory, or for the rest of its prompt, and its caller left."""
+    async with verify(model, f'verify.records.dir="{tmp_path}"', "verify.kv_slots=1") as stub:
+        longest = asyncio.create_task(decode(stub, Plan.plain("because"), max_tokens=900))
+        await _until_running(stub, 1, 0)
+        waits = asyncio.create_task(decode(stub, Plan.plain("because")))
+        await _until_running(stub, 1, 1)
+        waits.cancel()
+        await _until_running(stub, 1, 0)
+        longest.cancel()
+        await _until_running(stub, 0, 0)
+    _, waited, _ = entries(tmp_path)
+    assert waited["output_tokens"] == 0
+    assert min(waited["timings"].values()) >= 0.0
+
+
+async def _until_running(stub, running: int, waiting: int) -> None:
+    while True:
+        info = await stub.GetModelInfo(verify_pb2.GetModelInfoRequest())
+        if (info.num_running, info.num_waiting) == (running, waiting):
+            return
+        await asyncio.sleep(0.005)
