@@ -143,7 +143,7 @@ class Replicas:
         Raises PeerLostError or IncompatiblePeerError where no replica has ever been usable.
         """
         try:
-            chosen = (await self.pick()).facts
+            chosen = (await self._least_loaded()).facts
         except PeerLostError:
             chosen = next((r.facts for r in self._replicas if r.facts and not r.incompatible), None)
             if chosen is None:
@@ -161,19 +161,32 @@ class Replicas:
         excluding: Collection[Replica] = (),
         wait_s: float = 0.0,
     ) -> Replica:
-        """The least loaded usable replica, of ``identity`` if given; waits up to ``wait_s`` for one.
+        """The least loaded usable replica, of ``identity`` if given, in turn among equals; waits up to ``wait_s`` for one.
 
         Raises PeerLostError, or IncompatiblePeerError where waiting cannot help.
         """
+        chosen = await self._least_loaded(
+            identity, min_context=min_context, excluding=excluding, wait_s=wait_s
+        )
+        self._picks += 1
+        chosen.last_picked = self._picks
+        return chosen
+
+    async def _least_loaded(
+        self,
+        identity: tuple[str, ...] | None = None,
+        *,
+        min_context: int = 0,
+        excluding: Collection[Replica] = (),
+        wait_s: float = 0.0,
+    ) -> Replica:
+        """As ``pick``, but only looking: its turn is not over."""
         await self._first_answers()
         give_up_at = asyncio.get_running_loop().time() + wait_s
         while True:
             fit = [r for r in self._replicas if r not in excluding and _fits(r, identity, min_context)]
             if fit:
-                chosen = min(fit, key=lambda replica: (replica.load, replica.last_picked))
-                self._picks += 1
-                chosen.last_picked = self._picks
-                return chosen
+                return min(fit, key=lambda replica: (replica.load, replica.last_picked))
             try:
                 async with asyncio.timeout_at(give_up_at):
                     await self._changed.wait()
@@ -226,7 +239,10 @@ class Replicas:
 
     async def _watch(self, replica: Replica) -> None:
         while True:
+            replica.look_now.clear()
             problem = await self._look(replica)
+            if replica.look_now.is_set():
+                continue  # a call broke meanwhile: the answer may be older than that
             if problem != replica.problem:
                 _logger.info(
                     "verify replica", extra={"replica": replica.address, "problem": problem or "none"}
@@ -235,7 +251,6 @@ class Replicas:
             replica.asked.set()
             self._changed.set()  # whoever waits looks again
             self._changed = asyncio.Event()
-            replica.look_now.clear()
             try:
                 async with asyncio.timeout(REFRESH_S if replica.usable else RETRY_S):
                     await replica.look_now.wait()
