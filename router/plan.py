@@ -105,7 +105,7 @@ class PlanTable:
         drafter = wish.drafter or best_drafter(rule.drafter, drafters)
         if drafter is None:
             return Plan.plain(
-                "speculative decoding was asked for by the request, but the verify tier knows no drafter"
+                "speculative decoding was asked for by the request, but there is no drafter to choose"
             )
         k = wish.k or (rule.k if rule.mode == "speculative" else DEFAULT_K)
         reason = "asked for by the request"

@@ -136,7 +136,7 @@ class Policy:
     def _decide(self, ask: Ask) -> Decision:
         seen: list[str] = []
         if ask.wish.mode is not None:
-            plan = self._table.as_wished(ask.task, ask.wish, ask.available)
+            plan = self._as_wished(ask, ask.wish)
             return Decision(self._with_prior(plan, ask, seen), Arm.ASKED, tuple(seen))
         pinned = self.rules.pin(ask.task, ask.tenant)
         if pinned is not None:
@@ -157,15 +157,26 @@ class Policy:
         if rule.action is Action.PLAIN:
             return Decision(Plan.plain(words), Arm.PINNED, tuple(seen))
         wish = DecodingWish(Mode.SPECULATIVE, rule.drafter or None, None)
-        plan = self._table.as_wished(ask.task, wish, ask.available)
+        plan = self._as_wished(ask, wish)
         if plan.mode is Mode.PLAIN:
             return Decision(
-                Plan.plain(f"{words}, but the verify tier knows no drafter"), Arm.PINNED, tuple(seen)
+                Plan.plain(f"{words}, but there is no drafter to choose"), Arm.PINNED, tuple(seen)
             )
         plan = replace(
             plan, reason=plan.reason.replace("asked for by the request", words), k_max=rule.k or plan.k_max
         )
         return Decision(self._with_prior(plan, ask, seen), Arm.PINNED, tuple(seen))
+
+    def _as_wished(self, ask: Ask, wish: DecodingWish) -> Plan:
+        """What a request or a rule wants; a forbidden drafter only where it is named."""
+        if wish.drafter is None:
+            choice = {
+                name: here
+                for name, here in ask.available.items()
+                if not self.rules.forbids(name, ask.task, ask.tenant)
+            }
+            return self._table.as_wished(ask.task, wish, choice)
+        return self._table.as_wished(ask.task, wish, ask.available)
 
     def _cannot_gain(self, ask: Ask, seen: list[str]) -> str:
         """Why speculation cannot pay for this request whatever was measured; empty: it can."""

@@ -86,6 +86,22 @@ def test_rules_of_operators_pin_and_forbid():
     assert "forbidden by an operator's rule" in found.plan.reason
 
 
+def test_a_forbidden_drafter_is_taken_only_where_it_is_named():
+    """Neither for a request that wants any, nor under a rule that says speculative; with all forbidden, plain."""
+    decider = policy()
+    here = {"ngram": True, "model": True}
+    anything, named = DecodingWish(Mode.SPECULATIVE), DecodingWish(Mode.SPECULATIVE, "ngram")
+    forbid = Rule(Action.FORBID, drafter="ngram")
+    decider.learn({"rules": Rules([forbid, Rule(Action.SPECULATIVE, task="qa")]).document()})
+    assert decider.decide(ask(wish=anything, available=here)).plan.drafter == "model"
+    assert decider.decide(ask(task="qa", available=here)).plan.drafter == "model"
+    assert decider.decide(ask(wish=named, available=here)).plan.drafter == "ngram"
+    decider.learn({"rules": Rules([Rule(Action.FORBID), Rule(Action.SPECULATIVE, task="qa")]).document()})
+    for found in (decider.decide(ask(wish=anything)), decider.decide(ask(task="qa"))):
+        assert found.plan.mode is Mode.PLAIN
+        assert "no drafter to choose" in found.plan.reason
+
+
 def test_rules_of_one_scope_replace_each_other():
     """And are taken away by it."""
     rules = Rules().plus(Rule(Action.PLAIN, task="qa")).plus(Rule(Action.SPECULATIVE, task="qa", drafter="x"))
