@@ -5,6 +5,7 @@ counted once however often it is sent: each source numbers its batches.
 """
 
 import contextlib
+import itertools
 import logging
 import queue
 import secrets
@@ -115,6 +116,7 @@ class Keeper:
         self._epoch = secrets.token_hex(8)
         self._version = 1
         self._row_versions: dict[Cell, int] = {}
+        """In rising order: of a week's rows only those that changed are looked at."""
         self._document_versions = dict.fromkeys(self._documents, self._version)
         for cell, row in self._store.rows():
             self._book.put(cell, row)
@@ -305,6 +307,7 @@ class Keeper:
             self._version += 1
             for update in batch.updates:
                 for cell in self._book.add(update.group, update.at, update.row):
+                    self._row_versions.pop(cell, None)
                     self._row_versions[cell] = self._version
                     self._dirty.add(cell)
                 for judge in self._judges:
@@ -327,9 +330,13 @@ class Keeper:
         return News(
             self._epoch,
             self._version,
-            [(cell, self._book.row(cell)) for cell, at in self._row_versions.items() if at > since],
+            [(cell, self._book.row(cell)) for cell in self._changed(since)],
             {name: self._documents[name] for name, at in self._document_versions.items() if at > since},
         )
+
+    def _changed(self, since: int) -> Iterator[Cell]:
+        newest_first = reversed(self._row_versions.items())
+        return (cell for cell, _ in itertools.takewhile(lambda entry: entry[1] > since, newest_first))
 
     def _step(self) -> None:
         """Let the judges look, and drop what no window reaches."""
