@@ -13,6 +13,7 @@ from paceline.config import VerifyConfig
 from paceline.engine import Runner
 from paceline.errors import CapacityError, DeadlineError, EngineError, PacelineError, PeerLostError
 from paceline.link import MAX_LEVEL, Fate, Lookahead
+from paceline.sampling import native_contenders
 from paceline.types import Mode
 from verify_service.beside import Beside
 from verify_service.block import Block
@@ -70,6 +71,7 @@ class Engine:
         meter: Meter | None = None,
     ) -> None:
         """``meter`` counts; None: nothing is counted."""
+        native_contenders()  # compiled now, not at the first draw
         self._runner = runner
         self.meter = meter
         self.costs = costs

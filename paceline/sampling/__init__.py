@@ -6,6 +6,7 @@ generator.
 """
 
 from paceline.sampling.acceptance import DraftToken, draft_tokens
+from paceline.sampling.contenders import native_contenders
 from paceline.sampling.coupled import choose, follow, top2_gap
 from paceline.sampling.noise import Domain, gumbel
 from paceline.sampling.processors import BadLogitsError, TokenRow, processed_logprobs
@@ -23,6 +24,7 @@ __all__ = [
     "follow",
     "gumbel",
     "likeliest",
+    "native_contenders",
     "processed_logprobs",
     "sample_draft",
     "top2_gap",

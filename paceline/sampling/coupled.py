@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from paceline.errors import EngineError
+from paceline.sampling.contenders import find_contenders
 from paceline.sampling.noise import Domain, exponential, row_key, token_bits
 from paceline.sampling.processors import TokenRow, kept_ids, largest_logits, penalise
-from paceline.sampling.scan import Floats, Ids, indices_at_most, ratio_bounds, smallest, take
+from paceline.sampling.scan import Floats, Ids, indices_at_most, ratio_bounds, smallest, take, within_float32
 from paceline.types import SamplingParams
 
 # float32 rounding of the bound: exponentials of scaled logits, down to e**-87, are right within 2e-5.
@@ -105,6 +106,10 @@ def _contenders(
     values: torch.Tensor | Floats, top: float, params: SamplingParams, key: int, token_ids: Ids | None
 ) -> Ids:
     """Indices into ``values``, ascending, among which the winner is; ``token_ids`` names the tokens if not all."""
+    if token_ids is None and isinstance(values, torch.Tensor):
+        found = find_contenders(values, top, within_float32(params.temperature), key, _SLACK)
+        if found is not None:
+            return found
     bounds = ratio_bounds(values, top, params.temperature, key, token_ids)
     first, bound = smallest(bounds)
     bits = token_bits(key, first if token_ids is None else int(token_ids[first]))

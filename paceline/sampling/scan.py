@@ -79,7 +79,7 @@ def put(row: torch.Tensor, ids: Ids, values: Floats) -> torch.Tensor:
 
 def mass(row: torch.Tensor, top: float, temperature: float) -> float:
     """Sum of all weights exp((logit - top) / temperature): float32 weights, summed in float64."""
-    scale = _within_float32(temperature)
+    scale = within_float32(temperature)
     if on_host(row):
         with np.errstate(over="ignore", under="ignore"):
             return float(np.exp((array(row) - np.float32(top)) / np.float32(scale)).sum(dtype=np.float64))
@@ -94,7 +94,7 @@ def ratio_bounds(
     ``bits`` is the noise under the row's ``key``. ``token_ids`` names the token of each entry of a row on the host;
     without it the row is a whole one, where it is.
     """
-    scale = _within_float32(temperature)
+    scale = within_float32(temperature)
     if isinstance(row, torch.Tensor) and not on_host(row):
         bits = noise_bits(row_keys([key], row.device), len(row))[0]
         return bits.float().add_(0.5).div_(torch.exp((row - top) / scale))
@@ -134,7 +134,8 @@ def array(tensor: torch.Tensor) -> Floats:
     return view
 
 
-def _within_float32(temperature: float) -> float:
+def within_float32(temperature: float) -> float:
+    """The nearest temperature that a float32 pass can divide by; the answer is the same."""
     return min(max(temperature, _LEAST_TEMPERATURE), _MOST_TEMPERATURE)
 
 

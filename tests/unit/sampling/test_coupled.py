@@ -14,12 +14,15 @@ from paceline.sampling import (
     Domain,
     TokenRow,
     choose,
+    coupled,
     follow,
     gumbel,
+    native_contenders,
     processed_logprobs,
     scan,
     top2_gap,
 )
+from paceline.sampling.contenders import find_contenders
 from paceline.sampling.noise import exponential, mix64
 from paceline.types import SamplingParams
 
@@ -222,6 +225,33 @@ def test_broken_logits_are_an_error_that_names_the_rows(bad, temperature):
             function(logits, rows)
         assert caught.value.rows == (1, 3)
         assert isinstance(caught.value, EngineError)
+
+
+@pytest.mark.skipif(native_contenders() is None, reason="no C++ compiler at hand")
+@pytest.mark.parametrize("vocab", [65, 1024, 5000])
+@pytest.mark.parametrize("temperature", [1e-40, 1e-9, 0.05, 0.8, 1.3, 50.0, 1e35])
+def test_the_compiled_pass_finds_whom_numpy_finds(vocab, temperature, monkeypatch):
+    """Rounding apart, the same contenders, never without the winner; excluded tokens are never drawn."""
+    logits = torch.randn(40, vocab, generator=torch.Generator().manual_seed(vocab)) * 4
+    logits[:, ::7] = -math.inf
+    logits[20:] = logits[20:].round()
+    logits[:, 3] = 88.0 - 40 * (torch.arange(40) % 3)
+    rows = [TokenRow(SamplingParams(temperature=temperature, seed=9), position) for position in range(40)]
+    compiled = choose(logits, rows)
+    calls = []
+    monkeypatch.setattr(coupled, "find_contenders", lambda *args: calls.append(args))
+    assert choose(logits, rows) == compiled
+    assert len(calls) == 40
+    for row, token in zip(logits, compiled, strict=True):
+        assert math.isfinite(row[token])
+
+
+@pytest.mark.skipif(native_contenders() is None, reason="no C++ compiler at hand")
+def test_more_contenders_than_fit_are_left_to_numpy():
+    """Noise and logits such that hundreds of tokens have one bound: the compiled pass says that it cannot tell."""
+    logits = torch.zeros(300)
+    assert find_contenders(logits, 0.0, 1.0, 5, slack=1e30) is None
+    assert len(find_contenders(logits, 0.0, 1.0, 5, slack=1.001)) < 5
 
 
 def test_no_rows_no_tokens():
