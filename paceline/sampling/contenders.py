@@ -34,7 +34,7 @@ def native_contenders() -> Callable[..., int] | None:
     function.argtypes = [
         pointer, number, ctypes.c_float, ctypes.c_float, ctypes.c_uint64, ctypes.c_double, pointer, number,
     ]  # fmt: skip
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def find_contenders(row: torch.Tensor, top: float, temperature: float, key: int, slack: float) -> Ids | None:
