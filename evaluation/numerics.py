@@ -308,12 +308,12 @@ async def compare(args: argparse.Namespace) -> int:
         work = Comparison(requests, roomy, tight)
         await work.run("plain, alone, cold, whole: the answer", work.plain)
         for drafter, k in itertools.product(("ngram", "random"), KS):
-            await work.run(f"{drafter} k={k}", work.speculative(drafter, k))
+            await work.run(f"{drafter} k={k}", work.speculative(drafter, k), args.streams)
         await work.batched()
-        await work.run("warm prefix", work.warm)
-        await work.run("prompt in pieces of 29", work.in_pieces)
-        await work.run("committed prefix on another replica", work.elsewhere)
-        await work.run("interrupted and sent again", work.back_again)
+        await work.run("warm prefix", work.warm, args.streams)
+        await work.run("prompt in pieces of 29", work.in_pieces, args.streams)
+        await work.run("committed prefix on another replica", work.elsewhere, args.streams)
+        await work.run("interrupted and sent again", work.back_again, args.streams)
         preemptions = await work.giving_way()
         print(f"memory was taken {preemptions} times")
     divergences = [d | {"pass": one.name} for one in work.passes for d in one.divergences]
@@ -331,6 +331,7 @@ async def compare(args: argparse.Namespace) -> int:
         "numerics": info.numerics,
         "prompts": len(requests),
         "max_tokens": args.max_tokens,
+        "streams": args.streams,
         "passes": {
             one.name: {"requests": one.requests, "tokens": one.tokens, "divergences": len(one.divergences)}
             for one in work.passes
@@ -373,6 +374,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="12 prompts x 24 tokens")
     parser.add_argument("--limit", type=int, default=0, help="prompts; default 200")
     parser.add_argument("--max-tokens", type=int, default=0, help="tokens of each; default 128")
+    parser.add_argument(
+        "--streams", type=int, default=1, help="requests at a time in all passes but the first; faster"
+    )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto")
     args = parser.parse_args()
