@@ -10,7 +10,8 @@ from typing import Any
 
 import typer
 
-from cluster.waterfall import counted, plan_in_words, stats_in_words, tokens_in_words
+from cluster.waterfall import plan_in_words, stats_in_words, tokens_in_words
+from cluster.words import counted
 from paceline.client import Chunk, Client, Finished, Started, generate_request
 from paceline.errors import FieldViolation, InvalidRequestError, PacelineError
 from paceline.v1.router_pb2 import GenerateRequest

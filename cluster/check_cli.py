@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cluster.options import DEFAULT_ADDRESS, DEFAULT_VERIFY_ADDRESS, Address, write_file
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,12 +21,7 @@ if TYPE_CHECKING:
 EXIT_NOT_HELD = 1
 
 
-def add_check(
-    app: typer.Typer,
-    errors: Callable[[], AbstractContextManager[None]],
-    default_address: str,
-    default_verify: str,
-) -> None:
+def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None]]) -> None:
     """Adds the command to ``app``; ``errors`` turns our errors into words and exit codes."""
 
     @app.command()
@@ -40,12 +36,10 @@ def add_check(
             Path | None,
             typer.Option(help="Instead of a file: what a ledger has seen, speculative against the holdout."),
         ] = None,
-        address: Annotated[
-            str, typer.Option("--address", "-a", envvar="PACELINE_ADDRESS", help="host:port of the router.")
-        ] = default_address,
+        address: Address = DEFAULT_ADDRESS,
         verify: Annotated[
             str, typer.Option("--verify", "-v", help="host:port of its verify replica.")
-        ] = default_verify,
+        ] = DEFAULT_VERIFY_ADDRESS,
         start: Annotated[
             bool, typer.Option("--start", help="Start a pair for it, and stop it afterwards.")
         ] = False,
@@ -141,10 +135,10 @@ def add_check(
                         gated=None if start else asyncio.run(gate_of(address)),
                     ),
                 )
-            _write(base.with_suffix(".html"), html(found))
-            _write(base.with_suffix(".json"), as_json(found))
+            write_file(base.with_suffix(".html"), html(found))
+            write_file(base.with_suffix(".json"), as_json(found))
             if records:
-                _write(
+                write_file(
                     base.with_suffix(".jsonl"),
                     "".join(json.dumps(one) + "\n" for one in records),
                     private=True,
@@ -181,7 +175,7 @@ async def checked(
 ) -> "tuple[Check, tuple[dict[str, Any], ...]]":
     """Runs and judges."""
     from cluster.check_run import facts_of, memory_of, of_tasks, run_pairs
-    from cluster.waterfall import counted
+    from cluster.words import counted
     from gates.check import judge
     from gates.tail_gate import ENOUGH_FOR_P99
     from gates.traffic import read_traffic, spread
@@ -289,7 +283,7 @@ async def gate_of(address: str) -> bool | None:
 
 async def tell(address: str, found: "Check") -> str:
     """Says to the router's rollout what the check allows; what was said, in words. Only a check that holds lets tasks in."""
-    from cluster.waterfall import counted
+    from cluster.words import counted
     from gates.pairs import Verdict
     from paceline.client import Client
     from paceline.v1 import router_pb2
@@ -333,13 +327,3 @@ def _started(
     settings = load_config(config, [*ports, *pair, *overrides])
     with running_cluster(settings, progress=say) as cluster:
         yield cluster.router_address, cluster.addresses("verify")[0]
-
-
-def _write(path: Path, text: str, *, private: bool = False) -> None:
-    try:
-        if private:  # before anything is in it
-            path.touch(mode=0o600)
-            path.chmod(0o600)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cluster.diagnose_words import histogram_lines
-from cluster.waterfall import counted
+from cluster.words import counted
 from gates.bimodal import shape_of
 from gates.bootstrap import Estimate
+from gates.capacity import FILL
 from gates.check import FEWEST, GOLDEN_ACCEPTANCE, SHORT_OUTPUT, Check, TaskCheck
 from gates.noise import Noise
 from gates.pairs import Verdict
@@ -260,10 +261,10 @@ def _memory(check: Check) -> Gate:
     question = "does the drafter fit beside the target and its sequences?"
     if gate.verdict is Verdict.OPEN:
         return Gate("memory", gate.verdict, question, (gate.words,))
-    room = gate.device_bytes * 0.95
+    room = gate.device_bytes * FILL
     words = [
         (
-            f"{_size(gate.used_bytes)} of the {_size(room)} that may be used (95 % of {_size(gate.device_bytes)}), with "
+            f"{_size(gate.used_bytes)} of the {_size(room)} that may be used ({FILL:.0%} of {_size(gate.device_bytes)}), with "
             f"{gate.sequences} sequences of {gate.length:,} tokens (P99); without the drafter {_size(gate.plain_bytes)}"
         ),
         f"sequences that fit: {gate.fit_before:,} without the drafter -> {gate.fit_after:,} with it"

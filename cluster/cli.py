@@ -22,6 +22,7 @@ import typer
 
 from cluster.check_cli import add_check
 from cluster.diagnose_cli import add_diagnose
+from cluster.options import DEFAULT_ADDRESS, DEFAULT_VERIFY_ADDRESS, Address
 from cluster.plan_cli import add_plan
 from cluster.policy_cli import policy_app
 from cluster.replay_cli import replay_command
@@ -55,12 +56,6 @@ app = typer.Typer(
 )
 model_app = typer.Typer(help="Models in the local cache.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
-
-Address = Annotated[
-    str, typer.Option("--address", "-a", envvar="PACELINE_ADDRESS", help="host:port of the router.")
-]
-DEFAULT_ADDRESS = "127.0.0.1:7440"
-DEFAULT_VERIFY_ADDRESS = "127.0.0.1:7441"
 
 
 def main() -> None:
@@ -439,9 +434,9 @@ def _errors() -> Iterator[None]:
         raise typer.Exit(EXIT_FAILED) from error
 
 
-app.add_typer(policy_app(DEFAULT_ADDRESS, _errors), name="policy")
+app.add_typer(policy_app(_errors), name="policy")
 app.command("replay")(replay_command(_errors))
 add_plan(app, _errors)
 add_diagnose(app, _errors)
-add_check(app, _errors, DEFAULT_ADDRESS, DEFAULT_VERIFY_ADDRESS)
-app.add_typer(rollout_app(DEFAULT_ADDRESS, _errors), name="rollout")
+add_check(app, _errors)
+app.add_typer(rollout_app(_errors), name="rollout")

@@ -1,6 +1,7 @@
 """``paceline diagnose``: which known troubles a ledger or recorded requests show."""
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -90,7 +91,10 @@ def _shares(given: list[str]) -> dict[str, float]:
     for one in given:
         name, _, number = one.rpartition("=")
         try:
-            shares[name] = float(number)
-        except ValueError as error:
-            raise ConfigError(f"--offline {one!r}: expected a number, or drafter=number") from error
+            share = float(number)
+        except ValueError:
+            share = math.nan
+        if not 0 <= share <= 1:
+            raise ConfigError(f"--offline {one!r}: expected a share from 0 to 1, or drafter=share")
+        shares[name] = share
     return shares

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from cluster.waterfall import counted
+from cluster.words import counted
 from gates.bimodal import Blocks
 from gates.diagnose import Diagnosis
 

@@ -104,11 +104,6 @@ class Cluster:
         """The replicas, in the order they were started."""
         return tuple(one.replica.name for one in self.tiers)
 
-    @property
-    def all_addresses(self) -> tuple[str, ...]:
-        """host:port of every replica, in the same order."""
-        return tuple(one.address for one in self.tiers)
-
     def pid(self, name: str) -> int:
         """Process of a replica, for example draft-0; waits for it while Ray restarts it."""
         return int(ray_module().get(self._tier(name).handle.pid.remote()))
@@ -263,7 +258,7 @@ def _start(replica: Replica, cluster: Cluster) -> Tier:
     log_dir = cluster.log_dir
     log_path = log_dir / f"{replica.name}.log" if log_dir else None
     if log_dir:
-        section = "router" if replica.tier == "ledger" else replica.tier
+        section, _, _ = replica.section.partition(".")
         lines = replica.config.to_toml_lines(sections=("model", section, "telemetry"))
         (log_dir / f"{replica.name}.settings").write_text("\n".join(lines) + "\n", encoding="utf-8")
     spec = TierSpec(replica.name, FACTORIES[replica.tier], replica.config, str(log_path or ""))

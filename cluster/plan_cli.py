@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from cluster.options import write_file
 from paceline.errors import ConfigError
 
 _GB, _KB = 1e9, 1e3
@@ -154,7 +155,7 @@ def add_plan(app: typer.Typer, errors: Callable[[], AbstractContextManager[None]
                 )
             )
             if plot is not None:
-                _write(plot, plan_picture(answer))
+                write_file(plot, plan_picture(answer))
             if as_json:
                 typer.echo(json.dumps(dataclasses.asdict(answer)))
                 return
@@ -211,10 +212,3 @@ def _acceptance(given: str, ledger: Path | None, task: str, drafter: str) -> tup
     if prior is None:
         raise ConfigError(f"{ledger}: too few rounds with a draft of that kind to know their acceptance")
     return prior.by_position
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

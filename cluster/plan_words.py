@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
+from cluster.words import counted
 from gates.plan import Plan, Scenario
 from gates.svg import lines as drawn_lines
 from paceline.step_costs import CostTable
@@ -36,7 +37,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
 def _assumed(scenario: Scenario) -> Iterator[str]:
     rates = ", ".join(f"{rate:.2f}" for rate in scenario.acceptance[:8])
     by = "by position " if len(scenario.acceptance) > 1 else ""
-    yield f"Acceptance {by}{rates}; {_counted(scenario.sequences, 'sequence')}" + (
+    yield f"Acceptance {by}{rates}; {counted(scenario.sequences, 'sequence')}" + (
         f" of {scenario.context:,} tokens" if scenario.context else ""
     )
     block = "a block" if scenario.one_pass else "a token"
@@ -106,13 +107,9 @@ def plan_picture(plan: Plan) -> str:
     rates = ", ".join(f"{rate:.2f}" for rate in plan.scenario.acceptance[:4])
     return drawn_lines(
         series,
-        title=f"Speed over plain decoding, acceptance {rates}, {_counted(plan.scenario.sequences, 'sequence')}",
+        title=f"Speed over plain decoding, acceptance {rates}, {counted(plan.scenario.sequences, 'sequence')}",
         x_label="draft tokens a round, k",
         y_label="times plain decoding",
         mark=1.0,
         mark_label="plain",
     )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -7,17 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
+from cluster.options import DEFAULT_ADDRESS, Address
 from paceline.errors import PacelineError
 
-Address = Annotated[
-    str, typer.Option("--address", "-a", envvar="PACELINE_ADDRESS", help="host:port of the router.")
-]
 Task = Annotated[str, typer.Option(help="Only this type of task.")]
 Tenant = Annotated[str, typer.Option(help="Only this tenant.")]
 Note = Annotated[str, typer.Option(help="Why, shown wherever the rule is applied.")]
 
 
-def policy_app(default_address: str, errors: Callable[[], AbstractContextManager[None]]) -> typer.Typer:
+def policy_app(errors: Callable[[], AbstractContextManager[None]]) -> typer.Typer:
     """The sub-commands; ``errors`` turns our errors into words and exit codes."""
     app = typer.Typer(help="What the router decides by, and rules that override it.", no_args_is_help=True)
 
@@ -26,13 +24,13 @@ def policy_app(default_address: str, errors: Callable[[], AbstractContextManager
             asyncio.run(work)
 
     @app.command()
-    def show(address: Address = default_address) -> None:
+    def show(address: Address = DEFAULT_ADDRESS) -> None:
         """Show rules, guards, the comparison with the holdout, and what was switched."""
         run(_show(address))
 
     @app.command()
     def plain(
-        task: Task = "", tenant: Tenant = "", note: Note = "", address: Address = default_address
+        task: Task = "", tenant: Tenant = "", note: Note = "", address: Address = DEFAULT_ADDRESS
     ) -> None:
         """Decode plainly: a task, a tenant, both, or everything."""
         run(_set(address, "plain", task=task, tenant=tenant, note=note))
@@ -44,7 +42,7 @@ def policy_app(default_address: str, errors: Callable[[], AbstractContextManager
         drafter: Annotated[str, typer.Option(help="With this drafter; default: the table's.")] = "",
         k: Annotated[int, typer.Option("--k", min=0, max=64, help="Most draft tokens a round.")] = 0,
         note: Note = "",
-        address: Address = default_address,
+        address: Address = DEFAULT_ADDRESS,
     ) -> None:
         """Decode speculatively, whatever the guard says."""
         run(_set(address, "speculative", task=task, tenant=tenant, drafter=drafter, k=k, note=note))
@@ -55,7 +53,7 @@ def policy_app(default_address: str, errors: Callable[[], AbstractContextManager
         task: Task = "",
         tenant: Tenant = "",
         note: Note = "",
-        address: Address = default_address,
+        address: Address = DEFAULT_ADDRESS,
     ) -> None:
         """Never choose a drafter; requests that name it still get it."""
         run(_set(address, "forbid", task=task, tenant=tenant, drafter=drafter, note=note))
@@ -65,7 +63,7 @@ def policy_app(default_address: str, errors: Callable[[], AbstractContextManager
         task: Task = "",
         tenant: Tenant = "",
         drafter: Annotated[str, typer.Option(help="As in the rule.")] = "",
-        address: Address = default_address,
+        address: Address = DEFAULT_ADDRESS,
     ) -> None:
         """Take a rule away; its scope must be named as it was set."""
         run(_clear(address, task, tenant, drafter))

@@ -1,10 +1,9 @@
 """The policy and its decisions in words."""
 
 import math
-import time
 from collections.abc import Iterator
 
-from cluster.waterfall import counted
+from cluster.words import clock, counted
 from paceline.client import RequestSummary
 from paceline.types import Mode
 from paceline.v1 import router_pb2
@@ -35,7 +34,7 @@ def in_words(policy: router_pb2.GetPolicyResponse) -> Iterator[str]:
         accepted = f", acceptance {guard.acceptance:.2f}" if guard.HasField("acceptance") else ""
         yield f"  {guard.task} with {guard.drafter}: {guard.state}{accepted}, {counted(guard.requests, 'request')} in 24 h"
         if guard.reason:
-            yield f"    since {_clock(guard.since)}: {guard.reason}"
+            yield f"    since {clock(guard.since)}: {guard.reason}"
     yield f"holdout ({policy.holdout_share:.0%} decoded plainly by lot; below 1: speculation is faster):"
     for one in policy.holdout:
         high = "?" if math.isinf(one.ratio_high) else f"{one.ratio_high:.2f}"
@@ -48,7 +47,7 @@ def in_words(policy: router_pb2.GetPolicyResponse) -> Iterator[str]:
         yield "  nothing to compare yet"
     yield "switched:" if policy.audit else "switched: nothing yet"
     for record in policy.audit:
-        yield f"  {_clock(record.at)} {record.kind} {record.subject}: {record.words}"
+        yield f"  {clock(record.at)} {record.kind} {record.subject}: {record.words}"
 
 
 def explained(request: RequestSummary) -> Iterator[str]:
@@ -72,7 +71,3 @@ def explained(request: RequestSummary) -> Iterator[str]:
             f"{stats.num_spec_steps} rounds, {stats.mean_acceptance_length or 0:.2f} tokens a round"
         )
     yield f"  ended: {request.outcome}, {request.usage.completion_tokens} tokens in {request.timings.total_s:.2f} s"
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at else "the start"

@@ -1,18 +1,16 @@
 """``paceline rollout``: how far speculation is rolled out, and what an operator says to that."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 import typer
 
+from cluster.options import DEFAULT_ADDRESS, Address
+from cluster.words import clock
 from paceline.v1 import router_pb2
 
-Address = Annotated[
-    str, typer.Option("--address", "-a", envvar="PACELINE_ADDRESS", help="host:port of the router.")
-]
 Task = Annotated[str, typer.Argument(help="Type of task.")]
 Drafter = Annotated[
     str, typer.Option(help="With this drafter; default: the one that automatic mode prefers.")
@@ -22,7 +20,7 @@ Share = Annotated[float, typer.Option(min=0, max=1, help="Of its requests, 0 to 
 _BAR = 20
 
 
-def rollout_app(default_address: str, errors: Callable[[], AbstractContextManager[None]]) -> typer.Typer:
+def rollout_app(errors: Callable[[], AbstractContextManager[None]]) -> typer.Typer:
     """The sub-commands; ``errors`` turns our errors into words and exit codes."""
     app = typer.Typer(help="How far speculation is rolled out, by type of task.", no_args_is_help=True)
 
@@ -31,13 +29,13 @@ def rollout_app(default_address: str, errors: Callable[[], AbstractContextManage
             asyncio.run(work)
 
     @app.command()
-    def status(address: Address = default_address) -> None:
+    def status(address: Address = DEFAULT_ADDRESS) -> None:
         """Show the share of each type of task that speculates, why, and what moved."""
         run(_status(address))
 
     @app.command("set")
     def set_(
-        task: Task, share: Share, drafter: Drafter = "", note: Note = "", address: Address = default_address
+        task: Task, share: Share, drafter: Drafter = "", note: Note = "", address: Address = DEFAULT_ADDRESS
     ) -> None:
         """Go on from a share; windows of requests move it from there."""
         run(_order(address, router_pb2.ROLLOUT_ACTION_SET, task, drafter, note, share))
@@ -48,18 +46,18 @@ def rollout_app(default_address: str, errors: Callable[[], AbstractContextManage
         share: Share = 1.0,
         drafter: Drafter = "",
         note: Note = "",
-        address: Address = default_address,
+        address: Address = DEFAULT_ADDRESS,
     ) -> None:
         """Override: this share speculates without a check, whatever windows show (the guard still stands)."""
         run(_order(address, router_pb2.ROLLOUT_ACTION_ALLOW, task, drafter, note, share))
 
     @app.command()
-    def stop(task: Task, drafter: Drafter = "", note: Note = "", address: Address = default_address) -> None:
+    def stop(task: Task, drafter: Drafter = "", note: Note = "", address: Address = DEFAULT_ADDRESS) -> None:
         """Back to zero, until another check or order."""
         run(_order(address, router_pb2.ROLLOUT_ACTION_STOP, task, drafter, note))
 
     @app.command()
-    def clear(task: Task, drafter: Drafter = "", note: Note = "", address: Address = default_address) -> None:
+    def clear(task: Task, drafter: Drafter = "", note: Note = "", address: Address = DEFAULT_ADDRESS) -> None:
         """Take an override away: as if never checked."""
         run(_order(address, router_pb2.ROLLOUT_ACTION_CLEAR, task, drafter, note))
 
@@ -79,7 +77,7 @@ def status_lines(rollout: router_pb2.GetRolloutResponse) -> Iterator[str]:
     for one in rollout.rollouts:
         bar = "#" * round(_BAR * one.share)
         yield f"{one.task} with {one.drafter}: {one.stage}, {one.share:.0%} speculate  [{bar:<{_BAR}}]"
-        yield f"    since {_clock(one.since)}: {one.reason}"
+        yield f"    since {clock(one.since)}: {one.reason}"
         if one.share:
             yield (
                 f"    {one.windows} windows passed or failed; in this one {one.window_requests} speculative requests, "
@@ -87,7 +85,7 @@ def status_lines(rollout: router_pb2.GetRolloutResponse) -> Iterator[str]:
             )
     yield "moved:" if rollout.audit else "moved: nothing yet"
     for record in rollout.audit:
-        yield f"  {_clock(record.at)} {record.subject}: {record.words}"
+        yield f"  {clock(record.at)} {record.subject}: {record.words}"
 
 
 async def _status(address: str) -> None:
@@ -112,7 +110,3 @@ async def _order(
     async with Client(address) as client:
         await client.set_rollout([order])
     typer.echo("said; `paceline rollout status` shows it within a second or two")
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at else "the start"

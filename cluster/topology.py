@@ -43,6 +43,11 @@ class Replica:
         return f"{self.tier}-{self.index}"
 
     @property
+    def section(self) -> str:
+        """Where its settings stand."""
+        return "router.ledger" if self.tier == "ledger" else self.tier
+
+    @property
     def local_address(self) -> str:
         """host:port as seen from this machine."""
         host = "127.0.0.1" if self.server.host in WILDCARD_HOSTS else self.server.host
@@ -199,13 +204,13 @@ def check_ports(replicas: Sequence[Replica], *, local: bool) -> None:
         if key in owner:
             raise ConfigError(
                 f"{owner[key]} and {replica.name} both listen on port {replica.server.port}: replica i of a tier "
-                f"takes port + i; set {replica.tier}.server.port further away, or to 0"
+                f"takes port + i; set {replica.section}.server.port further away, or to 0"
             )
         owner[key] = replica.name
         if local and not _is_free(*key):
             raise ConfigError(
                 f"{replica.name}: {replica.server.address} is in use (another `paceline up`?); "
-                f"set {replica.tier}.server.port to another port, or to 0 for any free one"
+                f"set {replica.section}.server.port to another port, or to 0 for any free one"
             )
     _check_metrics_ports(replicas, owner, local=local)
 
@@ -222,7 +227,7 @@ def _check_metrics_ports(
         if taken:
             raise ConfigError(
                 f"{replica.name}: port {port}, where its /metrics would be, is taken by {taken}; "
-                f'set {replica.tier}.server.metrics_port to another port, to 0 for any free one, or to "off"'
+                f'set {replica.section}.server.metrics_port to another port, to 0 for any free one, or to "off"'
             )
         owner[key] = f"{replica.name}'s /metrics"
 

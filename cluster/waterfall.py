@@ -8,6 +8,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from cluster.words import counted
 from paceline.client import RequestSummary
 from paceline.depth import why_so_deep
 from paceline.types import Mode, Plan, ProposalOutcome, RoundRecord, SpeculativeStats, Timings, Usage
@@ -122,11 +123,6 @@ def _depths(rounds: Sequence[RoundRecord], k_max: int) -> str:
         if (words := why_so_deep(record, k_max))
     ]
     return "why so deep: " + " | ".join(said) if said else ""
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 token``, ``2 tokens``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _outcome(record: RoundRecord) -> str:

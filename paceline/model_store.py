@@ -32,8 +32,7 @@ Progress = Callable[[str, float], None]
 _LAYOUT = 1
 """Raise when the converted files change, so that an old cache is not taken for a new one."""
 COMMITTED = Path(__file__).parents[1] / "models"
-"""What comes with the project."""
-"""Drafters that come with the project."""
+"""What comes with the project: drafters of the default target."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 

@@ -79,11 +79,6 @@ class DistilledCheckpoint(Checkpoint):
         return super().get(name, *shape)
 
 
-def is_distilled(directory: Path) -> bool:
-    """Whether ``directory`` is one of these."""
-    return (directory / _SETTINGS).is_file()
-
-
 def load_distilled(model: ModelConfig, *, kv_slots: int, max_context: int) -> LeanRunner:
     """The lean runner of the directory ``model.name``. Raises ConfigError for one that cannot be used."""
     directory = resolve_model_dir(model.name)

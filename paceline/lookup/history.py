@@ -23,7 +23,6 @@ BLOCK = 16
 MAX_FOUND = 32
 """Places that vote, at most: the newest ones."""
 _MAX_STEPS = 256
-_HEADER = -1
 
 
 @dataclass(frozen=True, slots=True)

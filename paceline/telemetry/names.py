@@ -17,7 +17,6 @@ SERVICE_LEDGER: Final = "paceline-ledger"
 
 SPAN_GENERATE: Final = "Generate"  # router: the whole request
 SPAN_PLAN: Final = "plan"  # router: template, tokens, task type, decision
-SPAN_TEXT: Final = "text"  # router: detokenising and stop strings, summed over the request
 SPAN_DECODE: Final = "decode"  # verify: one Decode call, child of Generate
 SPAN_QUEUE: Final = "queue"  # verify: arrival to first forward
 SPAN_PREFILL: Final = "prefill"  # verify: first forward to first token
@@ -63,7 +62,6 @@ TASK_CONFIDENCE: Final = "paceline.task_confidence"
 NUMERICS: Final = "paceline.numerics"
 RESUMED: Final = "paceline.resumed"  # times the request moved to another verify replica
 CANCELLED: Final = "paceline.cancelled"  # the caller ended the call before its end
-REPLICA: Final = "paceline.replica"  # instance that served the other end of a call
 SEQUENCE_ID: Final = "paceline.sequence.id"
 EPOCH: Final = "paceline.sequence.epoch"
 

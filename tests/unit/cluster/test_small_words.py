@@ -37,7 +37,6 @@ def test_what_was_just_said_is_not_called_unchecked():
     [
         ([], ["a target's step of", "a draft forward of"], []),
         (["--draft-ms", "6"], ["a target's step of 28 ms"], ["a draft forward"]),
-        (["--draft-ms", "6", "--verify-ms", "30"], [], ["Not given"]),
     ],
 )
 def test_a_plan_says_what_it_took_over(given, said, unsaid):
@@ -86,6 +85,16 @@ def test_a_replay_says_what_it_wants(tmp_path):
     path.write_text(json.dumps({"request_id": "a", "token_ids": [1]}) + "\n")
     with pytest.raises(ConfigError, match=r"verify\.records\.token_ids = true.*paceline check"):
         load_recording([path])
+
+
+@pytest.mark.parametrize("given", ["nan", "1.2", "-0.1", "suffix=much", "inf"])
+def test_an_offline_share_is_a_share(tmp_path, given):
+    """Nothing can be compared with what is none."""
+    records = tmp_path / "records.jsonl"
+    records.write_text("")
+    done = CliRunner().invoke(app, ["diagnose", "--records", str(records), "--offline", given])
+    assert done.exit_code == 2
+    assert "expected a share from 0 to 1" in done.output
 
 
 def test_reasons_name_no_drafter():

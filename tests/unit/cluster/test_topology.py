@@ -159,6 +159,16 @@ def test_the_example_topology_is_the_default():
     assert load_config(path) == load_config()
 
 
+def test_a_shared_ledgers_port_is_named_as_it_is_set():
+    """Its section stands below the router's."""
+    config = load_config(None, ["cluster.router.replicas=2", "router.ledger.server.port=7440"])
+    replicas = [*ledger_replicas(config), *router_replicas(config, verify_addresses=[])]
+    with pytest.raises(ConfigError, match=r"router-0 both listen on port 7440.*set router\.server\.port"):
+        check_ports(replicas, local=False)
+    with pytest.raises(ConfigError, match=r"ledger-0 both listen on port 7440.*router\.ledger\.server\.port"):
+        check_ports(replicas[::-1], local=False)
+
+
 def test_several_routers_share_one_ledger():
     """A tier of its own that all of them know; a single router keeps its own, and one that is named is used."""
     two = with_free_ports(load_config(None, ["cluster.router.replicas=2", "router.ledger.server.port=0"]))

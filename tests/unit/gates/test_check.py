@@ -440,11 +440,11 @@ def test_wrong_input_has_an_exit_status_of_its_own(arguments, status, words, tmp
 
 def test_records_are_for_their_owner_only(tmp_path):
     """Token ids are as good as text to who has the tokenizer."""
-    from cluster.check_cli import _write
+    from cluster.options import write_file
 
     path = tmp_path / "records.jsonl"
     path.write_text("old")
-    _write(path, "new", private=True)
+    write_file(path, "new", private=True)
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
 
 
