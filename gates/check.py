@@ -23,6 +23,7 @@ from router.ledger.sums import AT
 
 GOLDEN_ACCEPTANCE = 0.60
 SHORT_OUTPUT = 20
+"""Tokens below which speculation has no room."""
 TAIL_WORDS = "its slowest requests are slower than plain ones"
 NOISY_WORDS = "within what plain decoding moved by itself"
 _ROUND_TIMES = ("exposed_draft_ns", "network_ns", "wait_ns", "verify_ns")

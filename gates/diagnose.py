@@ -12,6 +12,7 @@ from enum import Enum
 import numpy as np
 
 from gates.bimodal import Blocks, Shape, shape_of
+from gates.check import SHORT_OUTPUT
 from gates.evidence import PLAIN, SPECULATIVE, Evidence, Seen, blocks_of, sums
 from gates.pairs import PairOfRuns, pairs_of, times
 from gates.repeats import fisher, repeated_at
@@ -20,8 +21,6 @@ from router.evidence import UNKNOWN, Interval, acceptance, break_even, seconds_p
 from router.ledger.sums import AT
 from router.tail import TailTest, compare_tails
 
-SHORT_OUTPUT = 20
-"""Below so many tokens on average speculation has no room."""
 OFFLINE_GAP, DRIFT_GAP = 0.15, 0.10
 _LEAST_REQUESTS = 40
 _SHOWN = 5

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from router.quantiles import log_choose
+
 SHORTEST, LONGEST = 3, 12
 """Tokens of a phrase. Shorter ones repeat in good text as well ("ha ha")."""
 
@@ -23,10 +25,6 @@ def repeated_at(token_ids: Sequence[int]) -> int | None:
 def fisher(first: int, of_first: int, second: int, of_second: int) -> float:
     """Chance that the first of two groups has so many or more, were both alike (Fisher's exact test, one-sided)."""
     both, everything = first + second, of_first + of_second
-
-    def log_choose(n: int, k: int) -> float:
-        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
     whole = log_choose(everything, both)
     return min(
         1.0,

@@ -59,6 +59,11 @@ LOOKUP_KINDS = ("ngram", "suffix", "backoff")
 DRAFTER_KINDS = ("ngram", "suffix", "backoff", "model", "distilled", "cascade", "random", "simulated")
 
 
+def _absolute(path: str) -> str:
+    """Where the settings were read, not where Ray starts a tier."""
+    return str(Path(path).expanduser().absolute()) if path else ""
+
+
 def _drafter_kind(kind: str) -> str:
     if kind in DRAFTER_KINDS or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", kind):
         return kind
@@ -90,7 +95,7 @@ class DrafterConfig(Section):
     """cascade: names of other entries of ``draft.drafters``."""
     model: ModelConfig | None = None
     """model, distilled: what to load."""
-    table: str = ""
+    table: Annotated[str, AfterValidator(_absolute)] = ""
     """backoff: directory of its table; empty: the one that comes with the project, for smollm2."""
     layers: Annotated[int, Field(ge=0)] = 0
     """model: keep only the first so many layers; 0: all."""
@@ -163,11 +168,6 @@ def _port_unless_said(port: int) -> BeforeValidator:
     return BeforeValidator(lambda value: {"port": port} | value if isinstance(value, dict) else value)
 
 
-def _absolute(directory: str) -> str:
-    """Where the settings were read, not where Ray starts a tier."""
-    return str(Path(directory).expanduser().absolute()) if directory else ""
-
-
 class RecordsConfig(Section):
     """Files about what was served (``paceline.records``), one JSON object a line."""
 
@@ -220,7 +220,7 @@ class VerifyConfig(Section):
     on without its proposal."""
     depth: Literal["adaptive", "fixed"] = "adaptive"
     """``adaptive``: as many draft tokens, up to the plan's k, as give most tokens a second. ``fixed``: always the plan's k."""
-    depth_log: str = ""
+    depth_log: Annotated[str, AfterValidator(_absolute)] = ""
     """Directory for a log of what the depths were decided from, a few hundred bytes a round; it replays. Empty: none."""
     cost_budget_s: Annotated[float, Field(ge=0)] = 1.5
     """Time for measuring what steps cost at the first start with a model; 0: measure nothing, learn while serving."""
@@ -316,7 +316,7 @@ class TaskRule(Section):
 class LedgerConfig(Section):
     """Where sums of requests are kept, and what they are kept apart by."""
 
-    path: str = ""
+    path: Annotated[str, AfterValidator(_absolute)] = ""
     """SQLite file; empty: in memory, forgotten at the end (``paceline up`` names a file)."""
     endpoint: Annotated[str, AfterValidator(lambda address: address and _address(address))] = ""
     """host:port of a ledger that several routers share; empty: this router keeps its own."""

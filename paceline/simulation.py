@@ -75,30 +75,22 @@ class Pair:
 
 # The first pair's times are those of DESIGN section 6. The others are made up at plausible ratios: a forward of few rows
 # reads the weights, so it grows with the model; 70B is thought of as spread over several devices.
+_1B = DeviceCost(0.006, 16, 0.00005, 5e-9)
+_1B_BYTES = 25 * 10**8, 32_768
 PAIRS: dict[str, Pair] = {
     "8b+1b": Pair(
-        "8b",
-        "1b",
-        DeviceCost(0.028, 64, 0.0001, 2e-8),
-        DeviceCost(0.006, 16, 0.00005, 5e-9),
-        Sizes(24 * 10**9, 16 * 10**9, 131_072, 25 * 10**8, 32_768),
+        "8b", "1b", DeviceCost(0.028, 64, 0.0001, 2e-8), _1B,
+        Sizes(24 * 10**9, 16 * 10**9, 131_072, *_1B_BYTES),
     ),
     "70b+1b": Pair(
-        "70b",
-        "1b",
-        DeviceCost(0.065, 64, 0.0004, 5e-8),
-        DeviceCost(0.006, 16, 0.00005, 5e-9),
-        Sizes(188 * 10**9, 140 * 10**9, 327_680, 25 * 10**8, 32_768),
+        "70b", "1b", DeviceCost(0.065, 64, 0.0004, 5e-8), _1B,
+        Sizes(188 * 10**9, 140 * 10**9, 327_680, *_1B_BYTES),
     ),
     "27b+block": Pair(
-        "27b",
-        "block",
-        DeviceCost(0.045, 64, 0.0002, 3e-8),
-        DeviceCost(0.008, 32, 0.0001, 5e-9),
-        Sizes(80 * 10**9, 54 * 10**9, 196_608, 4 * 10**9, 16_384),
-        one_pass=True,
+        "27b", "block", DeviceCost(0.045, 64, 0.0002, 3e-8), DeviceCost(0.008, 32, 0.0001, 5e-9),
+        Sizes(80 * 10**9, 54 * 10**9, 196_608, 4 * 10**9, 16_384), one_pass=True,
     ),
-}
+}  # fmt: skip
 
 
 def pair_of(config: SimulationConfig) -> Pair:

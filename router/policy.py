@@ -292,7 +292,7 @@ class Policy:
         }
         unknown = [name for name in on if speeds[name].count < _KNOWN_FROM]
         for name in unknown:
-            if name != on[0] and drawn(ask.request_id, f"try {name}"[:16], _EXPLORED):
+            if name != on[0] and drawn(ask.request_id, f"try {name}", _EXPLORED):
                 seen.append(f"too little is known of {name!r}: tried by lot")
                 return name
         known = [name for name in on if speeds[name].count >= _KNOWN_FROM]

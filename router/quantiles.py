@@ -75,6 +75,10 @@ def _first(low: int, high: int, true_at: Callable[[int], bool]) -> int:
     return low
 
 
+def log_choose(n: int, k: int) -> float:
+    """Logarithm of the number of ways to take k of n."""
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
 def _log_binomial(n: int, p: float, count: int) -> float:
-    ways = math.lgamma(n + 1) - math.lgamma(count + 1) - math.lgamma(n - count + 1)
-    return ways + count * math.log(p) + (n - count) * math.log1p(-p)
+    return log_choose(n, count) + count * math.log(p) + (n - count) * math.log1p(-p)

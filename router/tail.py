@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from router.quantiles import GROWTH, edge
+from router.quantiles import GROWTH, edge, log_choose
 
 SLACK = 1.05
 """A tail may be so much longer."""
@@ -68,14 +68,10 @@ def chance_beyond(plain: int, plain_beyond: int, speculative: int, found: int) -
     if not found:
         return 1.0
     drawn, everything = found + plain_beyond - 1, plain + speculative
-    whole = _log_choose(everything, drawn)
+    whole = log_choose(everything, drawn)
     terms = (
-        _log_choose(speculative, k) + _log_choose(plain, drawn - k) - whole
+        log_choose(speculative, k) + log_choose(plain, drawn - k) - whole
         for k in range(found, min(drawn, speculative) + 1)
         if drawn - k <= plain
     )
     return min(1.0, sum(map(math.exp, terms)))
-
-
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

@@ -227,10 +227,21 @@ def test_the_distilled_drafter_goes_with_its_target():
     assert "distilled" in load_config(None, ["draft.kv_slots=3"]).draft.drafters
 
 
-def test_a_directory_for_records_is_where_the_settings_were_read(tmp_path, monkeypatch):
+def test_paths_are_those_of_where_the_settings_were_read(tmp_path, monkeypatch):
     """Ray starts tiers elsewhere; empty stays empty."""
     monkeypatch.chdir(tmp_path)
-    config = load_config(None, ['verify.records.dir="here"', 'draft.scores.dir="~/there"'])
+    table = "draft.drafters={b={kind='backoff', table='table'}}"
+    named = [
+        'verify.records.dir="here"',
+        'draft.scores.dir="~/there"',
+        "verify.depth_log=log",
+        "router.ledger.path=l.sqlite",
+    ]
+    config = load_config(None, [*named, table])
     assert config.verify.records.dir == str(tmp_path / "here")
     assert config.draft.scores.dir == str(Path.home() / "there")
-    assert load_config().verify.records.dir == ""
+    assert config.verify.depth_log == str(tmp_path / "log")
+    assert config.router.ledger.path == str(tmp_path / "l.sqlite")
+    assert config.draft.drafters["b"].table == str(tmp_path / "table")
+    default = load_config()
+    assert (default.verify.records.dir, default.verify.depth_log, default.router.ledger.path) == ("", "", "")
