@@ -5,12 +5,13 @@ order never takes a position before its predecessor, and the best prefix is the 
 empty prefix, without the time of asking.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
+from paceline.ranges import MAX_K
 from paceline.types import DepthReason
-from verify_service.belief import DEPTHS, FIRST_PROBE, LAST_PROBE, OFF_DWELL, ON_DWELL, Track, View
+from verify_service.belief import FIRST_PROBE, LAST_PROBE, OFF_DWELL, ON_DWELL, Track, View
 from verify_service.facts import Decision, RowFact, State
 from verify_service.prices import Model, Prices
 
@@ -25,6 +26,8 @@ FEWEST_WORTH = 0.02
 
 _MESSAGE_S = 1e-4  # work that a question makes beside the drafter's own
 _LOOK = 2  # tokens that a drafter is asked for, to look at it, where each takes it time
+_DEPTHS_TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+_ON_SHARE = -1.0 / ON
 _ENTRIES = 512  # positions looked at in a step, over all sequences
 _HOPELESS = 0.85  # of the best rate: so far down the order nothing better comes
 
@@ -42,7 +45,6 @@ _Entry = tuple[float, int, int, float]  # -worth, index of the sequence, positio
 def allocate(
     model: Model,
     state: State,
-    views: Mapping[str, View],
     asking: Sequence[tuple[RowFact, Track, int]],
     decisions: dict[int, Decision],
     sequences: int,
@@ -50,18 +52,17 @@ def allocate(
     *,
     guarded: bool,
 ) -> float:
-    """Fill in the decisions on those in ``asking``, and what their tracks say of the next round; the rate expected."""
+    """Depths of those who may ask, the others' rows and tokens being ``fixed``; tokens per second expected."""
     rest_rows, rest_tokens = fixed
-    deepest = max(8, _ENTRIES // len(asking))
+    deepest = min(max(8, _ENTRIES // len(asking)), MAX_K)
     entries: list[_Entry] = []
     survivals: list[list[float]] = []
     fills: list[float] = []
     any_on = settled = False
-    all_rows = rest_rows
     for index, (row, track, bound) in enumerate(asking):
-        view = views[row.drafter]
-        fill = view.fill(track)
-        survival = view.survival(track, row.prior, min(bound, deepest), FEWEST_WORTH)
+        view = state.view(row.drafter)
+        fill = 1.0 if view.always else view.fill(track)
+        survival = view.survival(track, row.prior, min(deepest, bound), FEWEST_WORTH)
         survivals.append(survival)
         fills.append(fill)
         share = -1.0
@@ -71,60 +72,50 @@ def allocate(
         elif track.since < OFF_DWELL:
             continue
         else:
-            share = -1.0 / ON
-        reach = view.reach
-        for position, worth in enumerate(survival):
-            if worth < FEWEST_WORTH:
-                break
-            rows = fill * reach[position if position < DEPTHS else DEPTHS - 1]
-            entries.append((worth * share, index, position, rows))
-            all_rows += rows
+            share = _ON_SHARE
+        entries += [
+            (worth * share, index, position, fill * reach)
+            for position, (worth, reach) in enumerate(zip(survival, view.reach, strict=False))
+        ]
+        if survival[-1] < FEWEST_WORTH:
+            entries.pop()
     entries.sort()
-    prices = model.prices(state, sequences, sequences + ceil(all_rows) + 2)
+    prices = model.prices(state, sequences, sequences + ceil(rest_rows) + len(entries) + 2)
     base_s, rest_s = prices.step_s(0), prices.step_s(int(rest_rows + 0.5))
     base = sequences + rest_tokens
     plain_rate = base / (rest_s + state.quiet_gap_s)
-    best: _Choice | None = None
-    for exposed_s, depth, names in _exposures(views, asking):
-        among = entries
-        if names is not None:
-            among = [one for one in entries if one[2] < depth and asking[one[1]][0].drafter in names]
-        choice = _best(
-            among, prices, rest_rows, base, exposed_s + state.quiet_gap_s, TAIL * base_s if guarded else 0.0
-        )
-        if best is None or choice.rate > best.rate:
-            best = choice
-    assert best is not None, "somebody asks"
+    best = _best_of(state, asking, entries, prices, rest_rows, base, TAIL * base_s if guarded else 0.0)
     needed = ON if not any_on else OFF if settled else OFF - (ON - OFF)
     pays = bool(best.depths) and best.rate >= needed * plain_rate
     rate = best.rate if pays else plain_rate
     at = int((best.rows if pays else rest_rows) + 0.5)
     cost_s = prices.step_s(at + 1) - prices.step_s(at)
+    depths = best.depths
     for index, (row, track, bound) in enumerate(asking):
-        k = best.depths.get(index, 0) if pays else 0
+        k = depths.get(index, 0) if pays else 0
         survival = survivals[index]
         worth_s = survival[k] / rate if k < len(survival) else 0.0
+        view = state.view(row.drafter)
         if not k:
             reason = DepthReason.COST
             if not track.on and track.since < OFF_DWELL:
                 reason = DepthReason.DWELL
             elif best.tail:
                 reason = DepthReason.TAIL
-            elif best.depths or fills[index] * sum(survival) / rate > cost_s:
-                reason = DepthReason.ASKING if not pays else DepthReason.COST
-            decisions[row.id] = idle(views[row.drafter], track, row, base_s, reason, worth_s, cost_s)
+            elif not pays and (depths or fills[index] * sum(survival) / rate > cost_s):
+                reason = DepthReason.ASKING
+            decisions[row.id] = idle(view, track, row, base_s, reason, worth_s, cost_s)
             continue
         if k == bound:
             reason = DepthReason.ALL if bound == row.k_max else DepthReason.ROOM
         else:
             reason = DepthReason.TAIL if best.tail else DepthReason.COST
-        reach = views[row.drafter].reach
         fill = fills[index]
         rows, tokens = 0.0, 1.0
-        for position in range(k):
-            there = fill * reach[position if position < DEPTHS else DEPTHS - 1]
+        for reach, worth in zip(view.reach, survival[:k], strict=False):
+            there = fill * reach
             rows += there
-            tokens += there * survival[position]
+            tokens += there * worth
         track.since = track.since + 1 if track.on else 0
         track.on, track.rows, track.tokens = True, rows, tokens
         decisions[row.id] = Decision(k, True, reason, tokens, worth_s, cost_s)
@@ -161,12 +152,37 @@ def look_cost(view: View, row: RowFact, plain_s: float) -> tuple[int, int]:
 
     A drafter that computes for long takes that from somebody: it is looked at more rarely.
     """
-    k = min(row.k_max, row.room)
+    k = min(row.room, row.k_max)
     draft_s = view.drafter.draft_s
     if (slope_s := view.slope_s()) * k > _MESSAGE_S:
         k = min(k, _LOOK)
         draft_s = max(draft_s + slope_s * (k - view.drafter.k), 0.0)
     return k, ceil((draft_s + _MESSAGE_S) / (PROBE_SHARE * plain_s))
+
+
+def _best_of(
+    state: State,
+    asking: Sequence[tuple[RowFact, Track, int]],
+    entries: Sequence[_Entry],
+    prices: Prices,
+    rows: float,
+    tokens: float,
+    guard_s: float,
+) -> _Choice:
+    """The best prefix among those of all drafters and depths that are worth trying."""
+    best: _Choice | None = None
+    longest = max([entry[2] for entry in entries], default=0) + 1
+    for exposed_s, depth, names in _exposures(state, asking, longest):
+        among = entries
+        if names is not None:
+            among = [one for one in among if asking[one[1]][0].drafter in names]
+        if depth < longest:
+            among = [one for one in among if one[2] < depth]
+        choice = _best(among, prices, rows, tokens, exposed_s + state.quiet_gap_s, guard_s)
+        if best is None or choice.rate > best.rate:
+            best = choice
+    assert best is not None, "somebody asks"
+    return best
 
 
 def _best(
@@ -192,37 +208,37 @@ def _best(
             best_rate, best_count, best_rows = rate, count, rows
         elif rate < _HOPELESS * best_rate:
             break
-    depths: dict[int, int] = {}
-    for entry in entries[:best_count]:
-        depths[entry[1]] = entry[2] + 1
+    # Along a block positions come in their order: the last one of a sequence is its depth.
+    depths = {index: position + 1 for _, index, position, _ in entries[:best_count]}
     return _Choice(depths, best_rate, best_rows, tail and best_count == count)
 
 
 def _exposures(
-    views: Mapping[str, View], asking: Sequence[tuple[RowFact, Track, int]]
+    state: State, asking: Sequence[tuple[RowFact, Track, int]], longest: int
 ) -> list[tuple[float, int, frozenset[str] | None]]:
     """(time exposed, greatest depth, drafters) to be tried: a slow drafter, or a deep block, makes all wait.
 
-    None for the drafters: all of them, at all depths.
+    None for the drafters: all of them. Beyond ``longest``, the deepest position that is worth anything, waiting longer
+    gains nothing.
     """
     deepest: dict[str, int] = {}
     for row, _, bound in asking:
         if bound > deepest.get(row.drafter, 0):
             deepest[row.drafter] = bound
     found: list[tuple[float, int, frozenset[str] | None]] = []
-    names = sorted(deepest, key=lambda name: (views[name].drafter.exposed_s, name))
+    names = sorted(deepest, key=lambda name: (state.view(name).drafter.exposed_s, name))
     for last in range(len(names)):
         among = names[: last + 1]
         most = max(deepest[name] for name in among)
-        slopes = [views[name].slope_s() for name in among]
+        views = [state.view(name) for name in among]
+        slopes = [view.slope_s() for view in views]
         flat = max(slopes) * most < _MESSAGE_S
-        depths = (most,) if flat else (*(d for d in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48) if d < most), most)
-        for depth in depths:
+        depths = [most] if flat else [*(d for d in _DEPTHS_TRIED if d < most), most]
+        for depth in depths[: 1 + sum(d < longest for d in depths)]:
             exposed_s = 0.0
-            for name, slope in zip(among, slopes, strict=True):
-                drafter = views[name].drafter
+            for name, view, slope in zip(among, views, slopes, strict=True):
+                drafter = view.drafter
                 more = slope * (min(depth, deepest[name]) - drafter.k)
                 exposed_s = max(exposed_s, drafter.exposed_s + more)
-            everybody = last == len(names) - 1 and depth == most
-            found.append((exposed_s, depth, None if everybody else frozenset(among)))
+            found.append((exposed_s, depth, None if last == len(names) - 1 else frozenset(among)))
     return found

@@ -11,6 +11,7 @@ Behind the first wrong token nothing is known, and nothing is counted (censoring
 
 from dataclasses import dataclass, field
 
+from paceline.ranges import MAX_K
 from paceline.types import AcceptancePrior, DepthReason
 
 ZERO_ROUNDS = 8
@@ -24,7 +25,7 @@ DEPTHS = 16
 """Positions whose own acceptance is told apart; deeper ones are like the last."""
 
 _KEEP_TOKEN, _KEEP = 0.985, 0.90  # by draft token whose fate is known, but a round at most that
-_KEEP_FILL, _KEEP_DRAFTER, _KEEP_SHARED = 0.96, 0.998, 0.99
+_KEEP_FILL, _KEEP_DRAFTER, _KEEP_SHARED, _KEEP_LENGTH = 0.96, 0.998, 0.99, 0.98
 _MOOD_STRENGTH = 4.0
 _PRIOR_MEAN, _PRIOR_STRENGTH = 0.6, 2.0
 _FILL_MEAN, _FILL_STRENGTH = 0.6, 2.0
@@ -119,9 +120,19 @@ class DrafterTrack:
 
 
 class View:
-    """What follows from a drafter's counts, worked out once a step."""
+    """What follows from a drafter's counts: worked out once, when it is first asked for. The drafter changes no more."""
 
-    __slots__ = ("always", "drafter", "fill_mean", "fills", "mean", "moods", "profile", "reach")
+    __slots__ = (
+        "_fills",
+        "_moods",
+        "_profile",
+        "_reach",
+        "_slope_s",
+        "always",
+        "drafter",
+        "fill_mean",
+        "mean",
+    )
 
     def __init__(self, drafter: DrafterTrack) -> None:
         self.drafter = drafter
@@ -130,16 +141,29 @@ class View:
         asked = drafter.filled + drafter.empty + _FILL_STRENGTH
         self.fill_mean = (drafter.filled + _FILL_STRENGTH * _FILL_MEAN) / asked
         self.always = not drafter.empty
-        moods, fills = drafter.moods, drafter.fills
-        self.moods = [odds_ratio(moods[at], moods[at + 1], moods[at + 2]) for at in (0, 3, 6)]
-        self.fills = [odds_ratio(fills[at], fills[at + 1], fills[at + 2]) for at in (0, 3, 6)]
-        self.profile = [
-            odds_ratio(seen, true, told)
-            for seen, true, told in zip(drafter.seen, drafter.true, drafter.told, strict=True)
-        ]
-        self.reach = [
-            (long + 1.0) / (wanted + 1.0) for long, wanted in zip(drafter.long, drafter.wanted, strict=True)
-        ]
+        self._moods: list[float] | None = None
+        self._fills: list[float] | None = None
+        self._profile: list[float] | None = None
+        self._reach: list[float] | None = None
+        self._slope_s = -1.0
+
+    @property
+    def profile(self) -> list[float]:
+        """By position: true odds over those that the sequences' own rates tell."""
+        if self._profile is None:
+            drafter = self.drafter
+            found = list(map(odds_ratio, drafter.seen, drafter.true, drafter.told))
+            self._profile = found + [found[-1]] * (MAX_K - DEPTHS)
+        return self._profile
+
+    @property
+    def reach(self) -> list[float]:
+        """By position: share of the blocks asked for so long that reach it."""
+        if self._reach is None:
+            long, wanted = self.drafter.long, self.drafter.wanted
+            found = [(there + 1.0) / (asked + 1.0) for there, asked in zip(long, wanted, strict=True)]
+            self._reach = found + [found[-1]] * (MAX_K - DEPTHS)
+        return self._reach
 
     def overall_rate(self, track: Track, given: AcceptancePrior | None) -> float:
         """Acceptance of the sequence, whatever its mood."""
@@ -149,16 +173,26 @@ class View:
                 sum(given.by_position) / len(given.by_position) if given.by_position else given.mean
             )
             strength = min(max(given.strength, 0.5), _MOST_STRENGTH)
-        return _inside((track.accepted + mean * strength) / (track.accepted + track.rejected + strength))
+        rate = (track.accepted + mean * strength) / (track.accepted + track.rejected + strength)
+        return 0.01 if rate < 0.01 else min(rate, 0.99)
 
     def acceptance(self, track: Track, given: AcceptancePrior | None) -> float:
         """Chance that a draft token is accepted where those before it are, after a block that fared like the last one."""
-        rate = self.overall_rate(track, given)
-        odds = rate / (1.0 - rate) * self.moods[track.mood]
+        return self.in_mood(track, self.overall_rate(track, given))
+
+    def in_mood(self, track: Track, rate: float) -> float:
+        """The same, the sequence's overall rate being known."""
+        shared = self._moods
+        if shared is None:
+            moods = self.drafter.moods
+            shared = self._moods = [odds_ratio(moods[at], moods[at + 1], moods[at + 2]) for at in (0, 3, 6)]
+        mood = track.mood
+        odds = rate / (1.0 - rate) * shared[mood]
         mean = odds / (1.0 + odds)
-        at = 4 * track.mood
+        at = 4 * mood
         accepted, rejected = track.moods[at], track.moods[at + 1]
-        return _inside((accepted + mean * _MOOD_STRENGTH) / (accepted + rejected + _MOOD_STRENGTH))
+        rate = (accepted + mean * _MOOD_STRENGTH) / (accepted + rejected + _MOOD_STRENGTH)
+        return 0.01 if rate < 0.01 else min(rate, 0.99)
 
     def survival(
         self, track: Track, given: AcceptancePrior | None, depth: int, least: float = 0.0
@@ -171,11 +205,12 @@ class View:
             listed = [_inside(one) for one in given.by_position]
             mean = _inside(sum(listed) / len(listed))
             profile = [one / (1.0 - one) * (1.0 - mean) / mean for one in listed]
+        if depth > len(profile):
+            profile = profile + [profile[-1]] * (depth - len(profile))
         found = []
         alive = 1.0
-        last = len(profile) - 1
-        for position in range(depth):
-            there = odds * profile[min(last, position)]
+        for factor in profile[:depth]:
+            there = odds * factor
             alive *= there / (1.0 + there)
             found.append(alive)
             if alive < least:
@@ -185,21 +220,32 @@ class View:
     def overall_fill(self, track: Track) -> float:
         """Share of questions to which there is a guess, in this sequence, whatever its mood."""
         asked = track.filled + track.empty + _FILL_STRENGTH
-        return _inside((track.filled + self.fill_mean * _FILL_STRENGTH) / asked)
+        rate = (track.filled + self.fill_mean * _FILL_STRENGTH) / asked
+        return 0.01 if rate < 0.01 else min(rate, 0.99)
 
     def fill(self, track: Track) -> float:
         """Chance that there is a guess at all, after a block that fared like the last one."""
         if self.always:
             return 1.0
+        shared = self._fills
+        if shared is None:
+            fills = self.drafter.fills
+            shared = self._fills = [odds_ratio(fills[at], fills[at + 1], fills[at + 2]) for at in (0, 3, 6)]
         rate = self.overall_fill(track)
-        odds = rate / (1.0 - rate) * self.fills[track.mood]
+        mood = track.mood
+        odds = rate / (1.0 - rate) * shared[mood]
         mean = odds / (1.0 + odds)
-        at = 4 * track.mood
+        at = 4 * mood
         filled, empty = track.moods[at + 2], track.moods[at + 3]
         return (filled + mean * _MOOD_STRENGTH) / (filled + empty + _MOOD_STRENGTH)
 
     def slope_s(self) -> float:
         """How much longer a draft takes for each further token: fitted where depths differed, else in proportion."""
+        if self._slope_s < 0.0:
+            self._slope_s = self._slope()
+        return self._slope_s
+
+    def _slope(self) -> float:
         drafter = self.drafter
         if drafter.weight < 1.0 or drafter.k <= 0:
             return 0.0
@@ -236,7 +282,6 @@ def waited_for(
     track: Track,
     drafter: DrafterTrack,
     view: View,
-    *,
     asked: int,
     proposed: int,
     drafted: int,
@@ -264,7 +309,6 @@ def looked_at(
     track: Track,
     drafter: DrafterTrack,
     view: View,
-    *,
     look: tuple[int, int, int],
     wanted: int,
     prior: AcceptancePrior | None,
@@ -291,24 +335,31 @@ def _trials(
 ) -> None:
     """The first ``agreed`` positions were right, the next one wrong."""
     overall = view.overall_rate(track, prior)
-    told = view.acceptance(track, prior)
+    told = view.in_mood(track, overall)
     wrong = 1 if agreed < length else 0
-    at = 4 * track.mood
+    trials = agreed + wrong
+    mood = track.mood
+    at = 4 * mood
     moods = track.moods
-    keep = max(_KEEP_TOKEN ** (agreed + wrong), _KEEP)
+    keep = _KEPT[trials] if trials < len(_KEPT) else _KEEP
     moods[at] = keep * moods[at] + agreed
     moods[at + 1] = keep * moods[at + 1] + wrong
     track.accepted = keep * track.accepted + agreed
     track.rejected = keep * track.rejected + wrong
-    _more(drafter.moods, 3 * track.mood, agreed + wrong, agreed, overall)
+    _more(drafter.moods, 3 * mood, trials, agreed, overall)
     track.mood = NOTHING if not agreed else PART if wrong else ALL
     seen, true, expected = drafter.seen, drafter.true, drafter.told
-    for position in range(min(agreed + wrong, DEPTHS)):
-        seen[position] = _KEEP_SHARED * seen[position] + 1.0
-        true[position] = _KEEP_SHARED * true[position] + (1.0 if position < agreed else 0.0)
-        expected[position] = _KEEP_SHARED * expected[position] + told
+    # Behind the last trial nothing is known, and nothing is forgotten.
+    seen[:trials] = [_KEEP_SHARED * one + 1.0 for one in seen[:trials]]
+    true[:agreed] = [_KEEP_SHARED * one + 1.0 for one in true[:agreed]]
+    if wrong and agreed < DEPTHS:
+        true[agreed] = _KEEP_SHARED * true[agreed]
+    expected[:trials] = [_KEEP_SHARED * one + told for one in expected[:trials]]
     drafter.accepted = _KEEP_DRAFTER * drafter.accepted + agreed
     drafter.rejected = _KEEP_DRAFTER * drafter.rejected + wrong
+
+
+_KEPT = [max(_KEEP_TOKEN**trials, _KEEP) for trials in range(MAX_K + 1)]
 
 
 def _more(odds: list[float], at: int, trials: int, true: int, told: float) -> None:
@@ -320,8 +371,9 @@ def _more(odds: list[float], at: int, trials: int, true: int, told: float) -> No
 def _filled(track: Track, drafter: DrafterTrack, view: View, asked: int, proposed: int) -> None:
     """Whether there was a guess, and how long it was."""
     filled, empty = (1, 0) if proposed > 0 else (0, 1)
-    _more(drafter.fills, 3 * track.mood, 1, filled, view.overall_fill(track))
-    at = 4 * track.mood
+    mood = track.mood
+    _more(drafter.fills, 3 * mood, 1, filled, view.overall_fill(track))
+    at = 4 * mood
     moods = track.moods
     moods[at + 2] = _KEEP_FILL * moods[at + 2] + filled
     moods[at + 3] = _KEEP_FILL * moods[at + 3] + empty
@@ -331,9 +383,12 @@ def _filled(track: Track, drafter: DrafterTrack, view: View, asked: int, propose
     drafter.empty = _KEEP_DRAFTER * drafter.empty + empty
     if filled:
         reached, told = drafter.long, drafter.wanted
-        for position in range(min(asked, DEPTHS)):
-            told[position] = 0.98 * told[position] + 1.0
-            reached[position] = 0.98 * reached[position] + (1.0 if position < proposed else 0.0)
+        told[:asked] = [_KEEP_LENGTH * one + 1.0 for one in told[:asked]]
+        if proposed >= asked:
+            reached[:asked] = [_KEEP_LENGTH * one + 1.0 for one in reached[:asked]]
+        else:
+            longer = [_KEEP_LENGTH * one for one in reached[proposed:asked]]
+            reached[:asked] = [_KEEP_LENGTH * one + 1.0 for one in reached[:proposed]] + longer
 
 
 def timed(drafter: DrafterTrack, exposed_s: float, draft_s: float, k: int) -> None:

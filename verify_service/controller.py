@@ -19,14 +19,12 @@ now and then by asking without waiting: the guess is compared with what plain de
 (acceptance without verifying, DESIGN section 6, "Censoring").
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
 from math import ceil
 
 from paceline.ranges import MAX_K
 from paceline.types import DepthReason
 from verify_service.allocation import FEWEST_WORTH, ON, allocate, idle, look_cost
-from verify_service.belief import OFF_DWELL, Track, View
+from verify_service.belief import OFF_DWELL, Track
 from verify_service.facts import PLAIN_ROUND, Decision, RowFact, State, StepFacts
 from verify_service.learning import learn
 from verify_service.prices import Model, Prices
@@ -54,63 +52,64 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
     tracks = state.tracks
     asking: list[tuple[RowFact, Track, int]] = []
     decisions: dict[int, Decision] = {}
-    suspended: list[RowFact] = []
-    resting: list[RowFact] = []
+    suspended: list[tuple[RowFact, Track]] = []
+    resting: list[tuple[RowFact, Track]] = []
+    looked_up: list[RowFact] = []
+    rarely: list[tuple[RowFact, Track]] = []
     crowded = len(facts.rows) > _CROWD
     sequences = max(facts.running, 1)
     fixed_rows = fixed_tokens = 0.0
-    looked_up: list[RowFact] = []
     asks = _Asks(model, state, sequences)
-    mine = set()
     for row in facts.rows:
-        id_ = row.id
-        mine.add(id_)
         if row.finished:
             continue
+        id_ = row.id
         if not row.drafter:
             decisions[id_] = PLAIN_ROUND
             continue
         track = tracks[id_]
-        bound = min(row.k_max, row.room)
-        if row.looked and not row.fixed and not row.asked:
+        fixed, found = row.fixed, row.found
+        bound = min(row.room, row.k_max)
+        if row.looked and not fixed and not row.asked:
             _judge(track, row, asks.prices, sequences)
-        if row.found is None and not row.fixed and (row.alone or _is_quiet(track, row)):
+        if track.every > 1:
+            rarely.append((row, track))
+        if found is not None:
+            if row.alone or (found and not asks.better(row, track, bound)):
+                looked_up.append(row)
+                track.rows, track.tokens = float(len(found)), 1.0 + sum(found)
+                fixed_rows += track.rows
+                fixed_tokens += track.tokens - 1.0
+                continue
+        elif not fixed and (row.alone or _is_quiet(track, row)):
             track.rows, track.tokens = 0.0, 1.0
             track.since += 1
             decisions[id_] = _RESTING
-        elif row.found is not None and (row.alone or (row.found and not asks.better(row, track, bound))):
-            looked_up.append(row)
-            track.rows, track.tokens = float(len(row.found)), 1.0 + sum(row.found)
-            fixed_rows += track.rows
-            fixed_tokens += track.tokens - 1.0
-        elif row.fixed or bound <= 0:
+            continue
+        if fixed or bound <= 0:
             bound = max(bound, 0)
             track.on, track.rows, track.tokens = bound > 0, float(bound), 1.0
             fixed_rows += bound
             reason = DepthReason.FIXED if bound == row.k_max else DepthReason.ROOM
             decisions[id_] = Decision(bound, bound > 0, reason, 0.0, 0.0, 0.0)
         elif track.suspended:
-            suspended.append(row)
+            suspended.append((row, track))
         elif (
             crowded
-            and row.look is None
             and not track.on
+            and row.look is None
             and track.since > OFF_DWELL
-            and (track.since + row.id) % _REST
+            and (track.since + id_) % _REST
         ):
-            resting.append(row)
+            resting.append((row, track))
         else:
             asking.append((row, track, bound))
-    # The rows of those that are not in this step, or whose depth is fixed: taken as they are.
+    # The rows of those that are not in this step: taken as they are.
+    mine = {row.id for row in facts.rows}
     for id_, track in tracks.items():
-        if id_ not in mine and track.rows:
+        if track.rows and id_ not in mine:
             fixed_rows += track.rows
             fixed_tokens += track.tokens - 1.0
-    views = (
-        {name: View(drafter) for name, drafter in state.drafters.items()}
-        if asking or suspended or resting or looked_up
-        else {}
-    )
     rate, found_gain = 0.0, state.found_gain
     if looked_up and not asking:
         prices = model.prices(state, sequences, sequences + ceil(fixed_rows) + 1)
@@ -121,22 +120,22 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
     if asking:
         guarded = bool(facts.running_plain or suspended)
         rate = allocate(
-            model, state, views, asking, decisions, sequences, (fixed_rows, fixed_tokens), guarded=guarded
+            model, state, asking, decisions, sequences, (fixed_rows, fixed_tokens), guarded=guarded
         )
-    if suspended or resting:
+    if suspended or resting or looked_up:
         plain_s = model.prices(state, sequences, sequences).step_s(0)
-        for row in suspended:
-            track, view = tracks[row.id], views[row.drafter]
+        for row, track in suspended:
+            view = state.view(row.drafter)
             decisions[row.id] = idle(view, track, row, plain_s, DepthReason.SUSPENDED, 0.0, 0.0)
-        for row in resting:
-            track = tracks[row.id]
-            decisions[row.id] = idle(views[row.drafter], track, row, plain_s, track.reason, 0.0, 0.0)
-    for row in looked_up:
-        decisions[row.id] = _looked_up(row, tracks[row.id], views, model, state, sequences)
-    for row in facts.rows:
-        if not row.finished and row.drafter and tracks[row.id].every > 1 and _rests(tracks[row.id], row):
+        for row, track in resting:
+            view = state.view(row.drafter)
+            decisions[row.id] = idle(view, track, row, plain_s, track.reason, 0.0, 0.0)
+        for row in looked_up:
+            decisions[row.id] = _looked_up(row, tracks[row.id], state, plain_s)
+    for row, track in rarely:
+        if _rests(track, row):
             decisions[row.id] = decisions[row.id]._replace(rest=True)
-    return replace(state, rate=rate, found_gain=found_gain), decisions
+    return state.with_rate(rate, found_gain), decisions
 
 
 def _judge(track: Track, row: RowFact, prices: Prices, sequences: int) -> None:
@@ -178,7 +177,6 @@ class _Asks:
 
     def __init__(self, model: Model, state: State, sequences: int) -> None:
         self._model, self._state, self._sequences = model, state, sequences
-        self._views: dict[str, View] = {}
         self._prices: Prices | None = None
 
     @property
@@ -193,9 +191,7 @@ class _Asks:
         if track.suspended or not row.found:
             return False
         state, prices = self._state, self.prices
-        view = self._views.get(row.drafter)
-        if view is None:
-            view = self._views[row.drafter] = View(state.drafters[row.drafter])
+        view = state.view(row.drafter)
         plain_s = prices.step_s(0)
         rate = state.found_gain * self._sequences / (plain_s + state.quiet_gap_s)
         here = there = gain = 0.0
@@ -212,16 +208,14 @@ class _Asks:
         return there > here + (ON - 1.0)
 
 
-def _looked_up(
-    row: RowFact, track: Track, views: Mapping[str, View], model: Model, state: State, sequences: int
-) -> Decision:
+def _looked_up(row: RowFact, track: Track, state: State, plain_s: float) -> Decision:
     """Nobody is waited for; where there is a draft tier that could be asked, it is looked at now and then."""
     reason = DepthReason.LOOKED_UP if row.found else DepthReason.NOT_FOUND
     k = 0
     track.on = False
     if not row.alone and not row.fixed and min(row.k_max, row.room) > 0:
         track.since += 1
-        k, least = look_cost(views[row.drafter], row, model.prices(state, sequences, sequences).step_s(0))
+        k, least = look_cost(state.view(row.drafter), row, plain_s)
         if track.since % max(least, _LOOKED_UP_LOOK):
             k = 0
     return Decision(k, False, reason, track.tokens, 0.0, 0.0)

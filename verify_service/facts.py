@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.types import AcceptancePrior, DepthReason
-from verify_service.belief import DrafterTrack, Track
+from verify_service.belief import DrafterTrack, Track, View
 
 COUNT_EDGES = (1, 4, 10, 31)  # sequences
 EXTRA_EDGES = (0.0, 1.0, 2.0, 4.0, 8.0)  # further rows a sequence
@@ -88,3 +88,20 @@ class State:
     context: float = 256.0
     rate: float = 0.0  # tokens per second that the last decision expected, over all sequences
     found_gain: float = 1.0  # over plain decoding, where what is looked up beside the target is all there is
+    views: dict[str, View] = field(
+        default_factory=dict, compare=False, repr=False
+    )  # of ``drafters``, as they are needed
+
+    def view(self, drafter: str) -> View:
+        """What follows from a drafter's counts, worked out once."""
+        view = self.views.get(drafter)
+        if view is None:
+            view = self.views[drafter] = View(self.drafters[drafter])
+        return view
+
+    def with_rate(self, rate: float, found_gain: float) -> "State":
+        """The same with what a decision expects."""
+        return State(
+            self.tracks, self.drafters, self.pace, self.regions, self.accept_row_s, self.quiet_gap_s, self.context,
+            rate, found_gain, self.views,
+        )  # fmt: skip

@@ -27,24 +27,21 @@ def learn(model: Model, state: State, facts: StepFacts) -> State:
             known = tracks.get(row.id)
             track = tracks[row.id] = known.copy() if known is not None else Track(name, prior=row.prior)
         if name not in views:
-            known_drafter = drafters.pop(
-                name, None
-            )  # and behind all others again: the first ones are the longest unused
-            before = known_drafter if known_drafter is not None else DrafterTrack()
-            views[name] = View(before)
-            drafters[name] = before.copy()
-        drafter, view = drafters[name], views[name]
-        if row.asked > 0:
+            # Taken out and put behind all others again: the first ones are the longest unused.
+            known_drafter = drafters.pop(name, None)
+            views[name] = View(DrafterTrack()) if known_drafter is None else state.view(name)
+            drafters[name] = views[name].drafter.copy()
+        asked = row.asked
+        if asked > 0:
             anybody = True
-            if row.asked > deepest.get(name, 0):
-                deepest[name] = row.asked
+            if asked > deepest.get(name, 0):
+                deepest[name] = asked
             waited_for(
-                track, drafter, view,
-                asked=row.asked, proposed=row.proposed, drafted=row.drafted, agreed=row.agreed, prior=row.prior,
-            )  # fmt: skip
+                track, drafters[name], views[name], asked, row.proposed, row.drafted, row.agreed, row.prior
+            )
         if row.look is not None:
             wanted = min(row.k_max, DEPTHS)
-            looked_at(track, drafter, view, look=row.look, wanted=wanted, prior=row.prior)
+            looked_at(track, drafters[name], views[name], row.look, wanted, row.prior)
     if len(drafters) > _MOST_DRAFTERS:
         _forget_unused(drafters, {track.drafter for track in tracks.values()} | views.keys())
     quiet_gap_s = state.quiet_gap_s
@@ -62,8 +59,17 @@ def learn(model: Model, state: State, facts: StepFacts) -> State:
         limit = 3.0 * accept_row_s + 2e-5
         accept_row_s += 0.1 * (min(facts.accept_s / logits, limit) - accept_row_s)
     context = state.context + 0.2 * (facts.context - state.context)
-    found_gain = state.found_gain
-    return State(tracks, drafters, pace, regions, accept_row_s, quiet_gap_s, context, found_gain=found_gain)
+    return State(
+        tracks,
+        drafters,
+        pace,
+        regions,
+        accept_row_s,
+        quiet_gap_s,
+        context,
+        rate=0.0,
+        found_gain=state.found_gain,
+    )
 
 
 def _forget_unused(drafters: dict[str, DrafterTrack], used: Set[str]) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from paceline.types import DepthReason
 from verify_service.allocation import FEWEST_WORTH, TAIL
-from verify_service.belief import View
 from verify_service.facts import Ready, State
 from verify_service.prices import Model
 
@@ -20,7 +19,6 @@ def trim(
     kept: dict[int, tuple[int, DepthReason | None]] = {}
     entries: list[tuple[float, int, int, float]] = []
     fixed_rows = 0
-    views: dict[str, View] = {}
     for index, block in enumerate(ready):
         track = state.tracks.get(block.id)
         if block.fixed or track is None:
@@ -29,9 +27,7 @@ def trim(
             continue
         survival: Sequence[float] | None = block.survival
         if survival is None:
-            if track.drafter not in views:
-                views[track.drafter] = View(state.drafters[track.drafter])
-            survival = views[track.drafter].survival(track, track.prior, block.length, FEWEST_WORTH)
+            survival = state.view(track.drafter).survival(track, track.prior, block.length, FEWEST_WORTH)
         entries += [
             (-survival[position] if position < len(survival) else 0.0, index, position, 1.0)
             for position in range(block.length)
