@@ -30,7 +30,7 @@ def weights_bytes(runner: object) -> int:
     model = getattr(runner, "_model", None)
     if isinstance(model, torch.nn.Module):
         return sum(weight.nbytes for weight in model.parameters())
-    return sum({found.data_ptr(): found.nbytes for found in _tensors(body, 4)}.values())
+    return sum({_place(found): found.nbytes for found in _tensors(body, 4)}.values())
 
 
 def kv_bytes_per_token(runner: Runner) -> int:
@@ -49,6 +49,11 @@ def device_bytes(device: torch.device) -> int:
     with contextlib.suppress(OSError, ValueError):
         found.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))  # "max": no limit
     return min(found, default=0)
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """The same for tensors that share their memory. Weights packed by oneDNN have an address of their own, which is not told."""
+    return tensor.data_ptr() if tensor.layout is torch.strided else -id(tensor)
 
 
 def _tensors(value: object, depth: int) -> Iterator[torch.Tensor]:
