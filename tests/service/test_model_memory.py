@@ -1,5 +1,6 @@
 """What models take of their devices, told by the verify tier: what the memory gate goes by."""
 
+import pytest
 from stack import load_config_with, running_stack, stack_config
 
 from cluster.simulated import simulated
@@ -14,8 +15,14 @@ async def info(address: str) -> verify_pb2.GetModelInfoResponse:
         return await verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(verify_pb2.GetModelInfoRequest())
 
 
-async def test_real_models_say_their_weights_and_their_kv(tmp_path):
-    """Layers x (keys and values) x heads x size x bytes a token; drafters that hold nothing are not listed."""
+@pytest.mark.parametrize("compiler", [True, False])
+async def test_real_models_say_their_weights_and_their_kv(compiler, tmp_path, monkeypatch):
+    """Layers x (keys and values) x heads x size x bytes a token; drafters that hold nothing are not listed.
+
+    A machine without a compiler starts and tells the same.
+    """
+    if not compiler:
+        monkeypatch.setenv("PACELINE_NO_COMPILER", "1")
     target = tiny_model_dir(tmp_path / "target")
     config = load_config_with(stack_config(target, target), verify={"kv_slots": 2})
     async with running_stack(config) as stack:
