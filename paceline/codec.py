@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from paceline import types
+from paceline.errors import IncompatiblePeerError
 from paceline.v1 import common_pb2 as pb
 
 _MODE = {types.Mode.PLAIN: pb.DECODING_MODE_PLAIN, types.Mode.SPECULATIVE: pb.DECODING_MODE_SPECULATIVE}
@@ -117,7 +118,11 @@ def finish_to_pb(reason: types.FinishReason) -> pb.FinishReason.ValueType:
 
 
 def finish_from_pb(value: pb.FinishReason.ValueType) -> types.FinishReason:
-    """Raises KeyError for values that are never sent."""
+    """Raises IncompatiblePeerError for a value that this version does not know."""
+    if value not in _FINISH_BACK:
+        raise IncompatiblePeerError(
+            f"the peer ended a request for reason {value}, which this version does not know"
+        )
     return _FINISH_BACK[value]
 
 

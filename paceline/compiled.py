@@ -17,7 +17,8 @@ from paceline.errors import PacelineError
 from paceline.model_store import cache_dir
 
 _OPTIONS = ("-O3", "-std=c++17", "-fPIC", "-shared")
-_DISABLE = "PACELINE_NO_COMPILER"
+DISABLE = "PACELINE_NO_COMPILER"
+"""Environment variable: if set, nothing is compiled and nothing compiled is loaded."""
 PREBUILT = "PACELINE_PREBUILT"
 """Environment variable: a directory of libraries that were compiled beforehand, for images without a compiler."""
 _TIMEOUT_S = 120
@@ -27,17 +28,23 @@ class NotCompiledError(PacelineError):
     """There is no native code on this machine; the text says why. Everything works without it, slower."""
 
 
+def find_compiler() -> str:
+    """The C++ compiler of this machine. Raises NotCompiledError where there is none."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise NotCompiledError("no C++ compiler at hand")
+    return compiler
+
+
 def load_compiled(source: Path) -> ctypes.CDLL:
     """The library made of ``source``, compiled now if nobody has yet. Raises NotCompiledError."""
-    if os.environ.get(_DISABLE):
-        raise NotCompiledError(f"{_DISABLE} is set")
+    if os.environ.get(DISABLE):
+        raise NotCompiledError(f"{DISABLE} is set")
     if (beforehand := os.environ.get(PREBUILT)) and (
         made := Path(beforehand) / _prebuilt_name(source)
     ).is_file():
         return ctypes.CDLL(str(made))
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise NotCompiledError("no C++ compiler at hand")
+    compiler = find_compiler()
     directory = cache_dir() / "compiled"
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
@@ -58,9 +65,7 @@ def load_compiled(source: Path) -> ctypes.CDLL:
 
 def prebuild(source: Path, directory: Path) -> Path:
     """Compile ``source`` into ``directory``, for a machine of the same kind without a compiler."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise NotCompiledError("no C++ compiler at hand")
+    compiler = find_compiler()
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / _prebuilt_name(source)
     _compile(compiler, source, target)

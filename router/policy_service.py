@@ -191,7 +191,9 @@ def _wrong_order(
         yield FieldViolation(
             f"{path}.task", f"{order.task!r}; expected one of {', '.join(task_types)}, unsure"
         )
-    if order.drafter and order.drafter not in drafters:
+    if not drafters:
+        yield FieldViolation(f"{path}.drafter", "no drafter is known yet; try again once one has connected")
+    elif order.drafter and order.drafter not in drafters:
         yield FieldViolation(
             f"{path}.drafter", f"{order.drafter!r}; expected one of {', '.join(sorted(drafters))}"
         )

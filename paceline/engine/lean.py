@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch
 import transformers
 
-from paceline.engine.kernels.build import NoKernelsError, load_library
+from paceline.compiled import NotCompiledError
+from paceline.engine.kernels.build import load_library
 from paceline.engine.kernels.native import NativeBody
 from paceline.engine.kv import SlotKV
 from paceline.engine.lean_torch import TorchBody
@@ -216,14 +217,14 @@ def _plain_body(
     if source.w4a8 != "no":
         try:
             return NativeBody(load_library(), checkpoint, shape, vocab_size, rope, integers=True), []
-        except (NoKernelsError, Unsuitable) as error:
+        except (NotCompiledError, Unsuitable) as error:
             if source.w4a8 == "as set":
                 raise ConfigError(f"model.dtype = 'w4a8': {source.name}: {error}") from error
             remark = [f"not w4a8: {error}"]
     if source.device.type == "cpu" and source.dtype == torch.float32:
         try:
             return NativeBody(load_library(), checkpoint, shape, vocab_size, rope), remark
-        except (NoKernelsError, Unsuitable) as error:
+        except (NotCompiledError, Unsuitable) as error:
             remark.append(str(error))
     body = TorchBody(checkpoint, shape, vocab_size, rope, dtype=source.dtype, device=source.device)
     return body, remark

@@ -67,3 +67,12 @@ async def test_wrong_orders_are_refused_in_words():
         with pytest.raises(InvalidRequestError):
             await client.set_rollout([])
         assert "gate is off" in "\n".join(status_lines(await client.rollout()))
+
+
+async def test_an_order_for_no_drafter_in_particular_needs_one():
+    """Where no drafter is known, the usual one is none: the order would be for nobody."""
+    async with pair(Script(output=IDS, drafters=())) as (client, _):
+        allow = router_pb2.RolloutOrder(task="code", action=router_pb2.ROLLOUT_ACTION_ALLOW)
+        with pytest.raises(InvalidRequestError) as caught:
+            await client.set_rollout([allow])
+        assert [v.field for v in caught.value.violations] == ["orders[0].drafter"]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import codec, types
+from paceline.errors import IncompatiblePeerError
 from paceline.v1 import common_pb2 as pb
 
 uint32 = st.integers(0, 2**32 - 1)
@@ -169,9 +170,9 @@ def test_model_info_round_trips(info):
 
 @pytest.mark.parametrize("reason", types.FinishReason)
 def test_finish_reasons_round_trip(reason):
-    """As it is; values that are never sent are refused."""
+    """As it is; one that this version does not know is the peer's fault, said in an error of ours."""
     assert codec.finish_from_pb(codec.finish_to_pb(reason)) is reason
-    with pytest.raises(KeyError):
+    with pytest.raises(IncompatiblePeerError, match="reason 0"):
         codec.finish_from_pb(pb.FINISH_REASON_UNSPECIFIED)
 
 

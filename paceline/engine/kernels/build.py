@@ -12,15 +12,13 @@ import hashlib
 import logging
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from paceline.compiled import PREBUILT
-from paceline.errors import PacelineError
+from paceline.compiled import DISABLE, PREBUILT, NotCompiledError, find_compiler
 from paceline.model_store import cache_dir
 
 _log = logging.getLogger(__name__)
@@ -28,7 +26,6 @@ _log = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("lean.cpp")
 _SOURCES = (_SOURCE, *sorted(_SOURCE.parent.glob("*.h")))
 _OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread")
-_DISABLE = "PACELINE_NO_COMPILER"
 _TIMEOUT_S = 300
 _V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
@@ -38,10 +35,6 @@ LEVELS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "avx2": (("-march=x86-64-v3",), _V3),
 }
 """Kinds of processor that prebuilt kernels are for, the best first: compiler's options, and flags that it must have."""
-
-
-class NoKernelsError(PacelineError):
-    """There are no native kernels on this machine; the text says why. Everything works without them, slower."""
 
 
 class Library:
@@ -57,9 +50,9 @@ _loaded: list[Library] = []
 
 
 def load_library() -> Library:
-    """The kernels, compiled now if nobody has yet. Raises NoKernelsError."""
-    if os.environ.get(_DISABLE):
-        raise NoKernelsError(f"{_DISABLE} is set")
+    """The kernels, compiled now if nobody has yet. Raises NotCompiledError."""
+    if os.environ.get(DISABLE):
+        raise NotCompiledError(f"{DISABLE} is set")
     if not _loaded:
         _loaded.append(Library(_prebuilt() or _built()))
     return _loaded[0]
@@ -67,9 +60,7 @@ def load_library() -> Library:
 
 def prebuild(directory: Path) -> list[Path]:
     """Compile for every kind of processor into ``directory``, which an image names in PACELINE_PREBUILT."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise NoKernelsError("no C++ compiler at hand")
+    compiler = find_compiler()
     if platform.machine() != "x86_64":
         return []  # other processors: torch operations, until somebody measures kernels there
     directory.mkdir(parents=True, exist_ok=True)
@@ -105,9 +96,7 @@ def _prebuilt_name(level: str) -> str:
 
 def _built() -> Path:
     """Path of the shared library. Several processes may ask at once: one compiles, the others wait for it."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise NoKernelsError("no C++ compiler at hand")
+    compiler = find_compiler()
     options = [*_OPTIONS, f"-ffp-contract={'off' if _fuses_explicitly() else 'fast'}"]
     directory = cache_dir() / "kernels"
     try:
@@ -123,7 +112,7 @@ def _built() -> Path:
                 if not target.exists():
                     _compile(compiler, options, target)
     except (OSError, subprocess.SubprocessError) as error:
-        raise NoKernelsError(f"the kernels cannot be built: {_reason(error)}") from error
+        raise NotCompiledError(f"the kernels cannot be built: {_reason(error)}") from error
     return target
 
 

@@ -14,15 +14,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.compiled import NotCompiledError
 from paceline.config import ModelConfig
 from paceline.engine import Segment, load_runner
 from paceline.engine.kernels import build, native
-from paceline.engine.kernels.build import NoKernelsError, load_library
+from paceline.engine.kernels.build import load_library
 from paceline.testing.tiny_models import tiny_model_dir
 
 try:
     LIBRARY = load_library().functions
-except NoKernelsError as error:
+except NotCompiledError as error:
     pytest.skip(f"no native kernels: {error}", allow_module_level=True)
 
 

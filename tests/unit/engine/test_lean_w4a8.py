@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.compiled import NotCompiledError
 from paceline.config import ModelConfig
 from paceline.engine import Segment, load_runner, weights
 from paceline.engine.kernels import native
-from paceline.engine.kernels.build import NoKernelsError, load_library
+from paceline.engine.kernels.build import load_library
 from paceline.errors import ConfigError
 from paceline.model_store import REGISTRY
 from paceline.testing.quantised import BLOCK, eight_bit, four_bit, quantise_model
@@ -18,7 +19,7 @@ from paceline.testing.tiny_models import tiny_model_dir
 
 try:
     LIBRARY = load_library().functions
-except NoKernelsError as error:
+except NotCompiledError as error:
     pytest.skip(f"no native kernels: {error}", allow_module_level=True)
 LIBRARY.paceline_block_bytes.restype = ctypes.c_int64
 if not LIBRARY.paceline_block_bytes(ctypes.c_int64(native._INTEGERS_4)):

@@ -6,9 +6,10 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline.compiled import NotCompiledError
 from paceline.config import ModelConfig
 from paceline.engine import Segment, load_runner
-from paceline.engine.kernels.build import NoKernelsError, load_library
+from paceline.engine.kernels.build import load_library
 from paceline.errors import EngineError
 from paceline.testing.tiny_models import FAMILIES, tiny_model_dir
 
@@ -58,7 +59,7 @@ def runner(family):
 def native_kernels():
     try:
         return load_library()
-    except NoKernelsError:
+    except NotCompiledError:
         return None
 
 
