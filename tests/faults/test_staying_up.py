@@ -1,14 +1,17 @@
 """FAULTS.md, "Staying up", as far as one process can show it; kills of real processes are in tests/cluster."""
 
 import asyncio
+import gc
 import random
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from stack import Stack, load_config_with, running_stack, stack_config
 
 import draft_service.service
-from paceline.client import generate_request
+from paceline.client import Chunk, generate_request
 from paceline.types import Mode
 from paceline.v1 import verify_pb2, verify_pb2_grpc
 
@@ -85,3 +88,48 @@ async def test_the_draft_tier_stops_in_mid_stream_and_comes_back(
             assert later.finished.speculative.num_accepted_draft_tokens > 0
         finally:
             await again.stop(0)
+
+
+@pytest.mark.parametrize("drafter", ["", "ngram", "model"])
+async def test_hundreds_of_requests_leave_nothing_behind(
+    pair: tuple[Path, Path], drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain or speculative, every other one cancelled: of no class of ours are there more objects afterwards."""
+    monkeypatch.setattr(draft_service.mirror, "MAX_CLOSED", 16)
+    many, streams = 200, 8
+    plan = {"mode": Mode.SPECULATIVE, "drafter": drafter, "k": 3} if drafter else {"mode": Mode.PLAIN}
+    async with running_stack(stack_config(*pair, ["router.keep_requests=16"])) as stack:
+
+        async def one(number: int) -> None:
+            prompt = [5 + (31 * number + 7 * i) % 400 for i in range(12 + number % 9)]
+            message = generate_request(
+                token_ids=prompt, max_tokens=6, temperature=0.8, seed=number, tenant=f"t{number % 5}", **plan
+            )
+            events = stack.client.generate(message)
+            async for event in events:
+                if number % 2 and isinstance(event, Chunk):
+                    break
+            await events.aclose()
+
+        async def requests(first: int) -> Counter[str]:
+            numbers = iter(range(first, first + many))
+
+            async def stream() -> None:
+                for number in numbers:
+                    await one(number)
+
+            await asyncio.gather(*(stream() for _ in range(streams)))
+            async with asyncio.timeout(10):
+                while (await verify_state(stack)).num_running or (await stack.client.server_info()).running:
+                    await asyncio.sleep(0.02)
+            gc.collect()
+            return Counter(str(type(one)) for one in gc.get_objects())
+
+        before = await requests(0)
+        after = await requests(many)
+        ours = re.compile(r"<class '(paceline|router|verify_service|draft_service|_asyncio)\.")
+        assert not {
+            name: count - before[name]
+            for name, count in after.items()
+            if ours.match(name) and count - before[name] > many // 6
+        }

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import math
 import random
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from scripted_draft import Asked, ScriptedDraft, proposals, refusal, scripted_draft
 
 import verify_service.service
@@ -54,7 +56,9 @@ async def verify(model: Path, *settings: str) -> AsyncIterator[Stub]:
     await server.start()
     try:
         async with open_channel(server.address) as channel:
-            yield verify_pb2_grpc.VerifyServiceStub(channel)
+            stub: Stub = verify_pb2_grpc.VerifyServiceStub(channel)
+            stub.channel = channel
+            yield stub
     finally:
         await server.stop(0)
 
@@ -409,6 +413,41 @@ async def test_cancelled_streams_leave_nothing(model: Path) -> None:
             while servicer.live:
                 await asyncio.sleep(0.02)
         assert len((await decode(stub, request(SPECULATIVE)))[0]) == 30
+
+
+async def test_an_engine_that_hangs_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Health over the wire: NOT_SERVING while a step hangs and work waits, SERVING again after; no token is lost."""
+    load, goes_on = verify_service.service._load, threading.Event()
+
+    def loaded(config: Any) -> Any:
+        runner = load(config)
+        forward = runner.forward
+
+        def hanging(segments: Any) -> torch.Tensor:
+            goes_on.wait(30)
+            return forward(segments)
+
+        monkeypatch.setattr(runner, "forward", hanging)
+        return runner
+
+    goes_on.set()
+    monkeypatch.setattr(verify_service.service, "_load", loaded)
+    health = health_pb2.HealthCheckResponse
+    async with verify(model, "verify.stall_s=0.5") as stub:
+        before = await decode(stub, request(Plan.plain("test")))
+        goes_on.clear()
+        decoding = asyncio.create_task(decode(stub, request(Plan.plain("test"))))
+        watch = health_pb2_grpc.HealthStub(stub.channel).Watch(health_pb2.HealthCheckRequest())
+        seen = []
+        async with asyncio.timeout(20):
+            async for reply in watch:
+                seen.append(reply.status)
+                if reply.status == health.NOT_SERVING:
+                    assert not decoding.done()
+                    goes_on.set()
+                if seen[-2:] == [health.NOT_SERVING, health.SERVING]:
+                    break
+        assert (await decoding)[0] == before[0]
 
 
 async def test_a_full_queue_is_refused_with_a_time_to_come_back(model: Path) -> None:

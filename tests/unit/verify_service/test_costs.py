@@ -139,6 +139,7 @@ def good() -> dict[str, Any]:
         {"points": [[1, 1, -0.01]]},
         {"points": [[1, 1, float("nan")]]},
         {"points": [[1, 1, 1e9]]},
+        {"points": [[1, 1, 10**400]]},
         {"points": [[1, 1, 0]]},
         {"points": [[1, 1, "soon"]]},
         {"points": [[1, 1, True]]},
