@@ -9,7 +9,8 @@ speed ratio is computed: rounds cost what ``--step-ms`` says of a step with 1, 2
 quiet cores, docs/log.md) and ``--link-ms``, drafting costs this thread's own processor time.
 
 ``live`` starts the whole stack under Ray and asks each prompt plainly and with each drafter, in turn, over gRPC: one
-stream, wall time from first token to last.
+stream, wall time from first token to last. Its acceptance by position is a lower bound: replies do not say how long each block
+was, so one whose guesses were all right counts as if it had gone on.
 
 Settings, with the drafters in them, come from ``--config`` and ``--set``, as everywhere. Accepted length counts the target's own
 token and all rounds, also those without a block. The last line is ``RESULT {json}``.
@@ -325,7 +326,6 @@ async def live(args: argparse.Namespace, address: str) -> dict:
     async with Client(address) as client:
         for temperature in args.temperatures:
             for number, prompt in enumerate(prompts):
-                # The second of two plain runs counts: its prompt is in memory, as it is for the drafters' later runs.
                 plain_ids, plain = await _decode(client, prompt, "", temperature, args)
                 turn = number % len(args.drafters)
                 for name in [*args.drafters[turn:], *args.drafters[:turn]]:

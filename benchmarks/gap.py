@@ -138,7 +138,11 @@ async def run(args: argparse.Namespace) -> None:
     found = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     bars = {
         "p99 gap over the median": {"value": found["p99"], "sign": "<=", "bar": BAR},
-        "worst gap over the median": {"value": min(run["worst"] for run in runs), "sign": "<=", "bar": BAR},
+        "worst gap over the median, of the calmest run": {
+            "value": min(run["worst"] for run in runs),
+            "sign": "<=",
+            "bar": BAR,
+        },
     }
     for text, bar in bars.items():
         print(f"{'met ' if bar['value'] <= bar['bar'] else 'MISSED'} {text}: {bar['value']:.2f} (<= {BAR})")

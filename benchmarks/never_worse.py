@@ -12,6 +12,7 @@ with the ratios automatic / plain and their bars.
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import statistics
@@ -73,8 +74,7 @@ class Measured:
 
 def quantile(values: Sequence[float], part: float) -> float:
     """The smallest value with so large a part of all at or below it."""
-    ranked = sorted(values)
-    return ranked[min(int(part * len(ranked)), len(ranked) - 1)]
+    return sorted(values)[max(math.ceil(part * len(values)), 1) - 1]
 
 
 def stream(prompts: Path, count: int) -> list[Request]:
