@@ -1,7 +1,6 @@
 """What the controller loses against one who knows: simulated streams in virtual time, no model, no sleeping.
 
     python -m benchmarks.regret [--quick] [--only NAME]
-    python -m benchmarks.regret --real --data ../shared/data [--quick]      on the real model: benchmarks.regret_real
 
 Policies meet the same luck (``benchmarks.worlds``): the controller, which learns everything by itself; static k for everybody; and two
 who are told the true costs and the true chances of acceptance, never what will be drawn, and take the depths of most expected tokens

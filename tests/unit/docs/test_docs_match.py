@@ -16,7 +16,10 @@ from paceline.config import DrafterConfig, PacelineConfig, PlanRule
 
 ROOT = Path(__file__).parents[3]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "deploy/trial/README.md", "training/README.md")
+    ),
     *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name != "log.md"),
 ]
 ANY_NAME = {"draft.drafters": DrafterConfig, "router.plans": PlanRule}
@@ -71,6 +74,17 @@ def test_commands_have_the_options_that_are_named(page: Path) -> None:
             case _:
                 continue
         assert not fault, f"{page.name}: {line}: {fault}"
+
+
+@pytest.mark.parametrize("package", ["benchmarks", "evaluation", "training", "deploy", "gates"])
+def test_modules_say_how_they_are_run(package: str) -> None:
+    """The commands in a module's docstring exist, with their options."""
+    for source in sorted((ROOT / package).rglob("*.py")):
+        said = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+        for line in re.findall(r"python -m ([a-z_.]+(?: +[-\w\[].*)?)", said):
+            module, *arguments = words_of(re.sub(r"[][`]", " ", line.partition("   ")[0]))
+            fault = _wrong_for_module(module, arguments)
+            assert not fault, f"{source.relative_to(ROOT)}: {line}: {fault}"
 
 
 def _wrong_for_paceline(arguments: list[str]) -> str:
