@@ -15,10 +15,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.worlds import LOOK_UP_S, LOOK_UP_STEP_S, Stream, World, block_at, draw, said, worlds
+from benchmarks.worlds import LOOK_S, LOOK_UP_S, LOOK_UP_STEP_S, Stream, World, block_at, draw, said, worlds
 from verify_service.controller import decide
 from verify_service.facts import Ready, RowFact, State, StepFacts
 from verify_service.prices import Model
@@ -119,7 +119,7 @@ def run(
             if decision.k and not decision.wait:
                 assert world.truth is not None, "nobody is there to be looked at"
                 one.look_at = one.done
-                one.look = block_at(world.truth, one.stream, one.done, decision.k)
+                one.look = block_at(world, world.truth, one.stream, one.done, decision.k)
 
     while (waiting or running) and not 0 < world.tokens <= outcome.tokens:
         if not running:
@@ -138,7 +138,7 @@ def run(
         for key, one in running.items():
             room = one.stream.tokens - one.done - 1
             if one.wait and one.k and world.truth is not None:
-                blocks[key] = block_at(world.truth, one.stream, one.done, min(one.k, room))
+                blocks[key] = block_at(world, world.truth, one.stream, one.done, min(one.k, room))
                 answers[key] = blocks[key][0]
                 survival[key] = None
             if one.found and not blocks.get(key, (0, 0))[0]:
@@ -164,10 +164,14 @@ def run(
             kept |= {key: k for key, (k, _) in cut.items()}
         rows = len(running) + sum(kept.values())
         deepest = max((one.k for one in running.values() if one.wait), default=0)
+        looked = any(one.look is not None for one in running.values())
         looked_up = sum(one.found is not None for one in running.values())
         gap_s = world.quiet_s + (world.exposed_s(deepest) if deepest else 0.0)
+        gap_s += LOOK_S if looked else 0.0
         gap_s += LOOK_UP_STEP_S + looked_up * LOOK_UP_S if looked_up else 0.0
-        forward_s = world.step_s(rows, len(running)) * math.exp(world.noise * (2 * draw(3, step) - 1))
+        forward_s = world.step_s(rows, len(running)) * math.exp(
+            world.noise * (2 * draw(3, step, world.luck) - 1)
+        )
         now += gap_s + forward_s
         outcome.seconds += gap_s + forward_s
         told_rows = []
@@ -207,8 +211,8 @@ def run(
 def look_up(world: World, one: Running, k: int) -> None:
     """What is found beside the target for the stream's next round."""
     assert world.beside is not None
-    length, one.right = block_at(world.beside, one.stream, one.done, k, 1)
-    one.found = said(world.beside, one.stream, one.done, length)
+    length, one.right = block_at(world, world.beside, one.stream, one.done, k)
+    one.found = said(world, world.beside, one.stream, one.done, length)
 
 
 def oracle(world: World, running: Sequence[Running], *, timely: bool) -> None:
@@ -255,22 +259,33 @@ def oracle(world: World, running: Sequence[Running], *, timely: bool) -> None:
         running[index].k, running[index].wait = position + 1, not running[index].found
 
 
-def compare(world: World) -> dict[str, float | int]:
-    """Goodput of the controller relative to the oracles, to the best static depth and to plain."""
-    own = run(world, "controller")
-    static = {k: run(world, "static", k).goodput for k in STATIC}
-    best = max(static, key=lambda k: static[k])
-    # Who knows that looking up does not pay would not do it.
-    known = max(run(world, "oracle").goodput, static[0])
-    timely = max(run(world, "timely").goodput, static[0])
-    took = sorted(own.decide_s)
+def compare(world: World, lucks: int = 1) -> dict[str, float | int]:
+    """Goodput of the controller relative to the oracles, to the best static depth and to plain, over so many draws of luck."""
+    ways = ["controller", "oracle", "timely", *STATIC]
+    tokens, seconds = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0.0)
+    drafted = rounds = 0
+    took: list[float] = []
+    for luck in range(lucks):
+        for way in ways:
+            lucky = replace(world, luck=luck)
+            outcome = run(lucky, "static", way) if isinstance(way, int) else run(lucky, way)
+            tokens[way] += outcome.tokens
+            seconds[way] += outcome.seconds
+            if way == "controller":
+                drafted, rounds = drafted + outcome.drafted, rounds + outcome.rounds
+                took += outcome.decide_s
+    goodput = {way: tokens[way] / seconds[way] for way in ways}
+    own, plain = goodput["controller"], goodput[0]
+    best = max(STATIC, key=lambda k: goodput[k])
+    took.sort()
     return {
-        "vs_oracle": own.goodput / known,
-        "vs_timely": own.goodput / timely,
-        "vs_static": own.goodput / static[best],
+        # Who knows that looking up does not pay would not do it.
+        "vs_oracle": own / max(goodput["oracle"], plain),
+        "vs_timely": own / max(goodput["timely"], plain),
+        "vs_static": own / goodput[best],
         "best_static_k": best,
-        "vs_plain": own.goodput / static[0],
-        "drafted": own.drafted / own.rounds,
+        "vs_plain": own / plain,
+        "drafted": drafted / rounds,
         "decide_ms_p99": 1e3 * took[int(0.99 * (len(took) - 1))],
     }
 
@@ -279,15 +294,18 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="under two minutes")
+    parser.add_argument(
+        "--lucks", type=int, default=0, help="draws of luck, each a run; default 5, 2 with --quick"
+    )
     parser.add_argument("--only", default="", help="scenarios whose name holds this")
     args = parser.parse_args()
     rows: dict[str, dict[str, float | int]] = {}
     moved: set[str] = set()
     print(f"{'':<44}{'oracle':>8}{'timely':>8}{'static':>8}{'(k)':>4}{'plain':>8}{'k/round':>8}")
-    for world in worlds(1.0 if args.quick else 3.0):
+    for world in worlds(1.0):
         if args.only not in world.name:
             continue
-        row = rows[world.name] = compare(world)
+        row = rows[world.name] = compare(world, args.lucks or (2 if args.quick else 5))
         if world.moved:
             moved.add(world.name)
         print(

@@ -16,6 +16,8 @@ from paceline.step_costs import CostTable, table_of
 _ORDER = (1 << 64) - 1
 LOOK_UP_STEP_S, LOOK_UP_S = 1e-4, 4e-5
 """A step with look-ups, and each of them (docs/log.md, 2026-11-30: 20 to 60 us in a loop, 0.1 ms with cold caches)."""
+LOOK_S = 1e-4
+"""A step in which some drafter is asked without being waited for: the message."""
 _DOUBT = 0.5  # a look-up's word is off by up to a factor e^0.5 in odds, at random
 
 # What is true at a position: chance of a guess, and of each guess being right where those before it are.
@@ -58,6 +60,7 @@ class World:
     )
     tokens: int = 0
     beside: Truth | None = None  # of what is looked up beside the target
+    luck: int = 0  # of the draws
     moved: bool = False  # look-ups behind the link: ``place = "draft"``, as they ran before docs/adr/0008
 
     def step_s(self, rows: int, sequences: int) -> float:
@@ -66,21 +69,22 @@ class World:
         return self.error[0] * base_s + self.error[1] * (self.table.step_s(rows, sequences) - base_s)
 
 
-def block_at(truth: Truth, stream: Stream, at: int, k: int, source: int = 0) -> tuple[int, int]:
-    """(length, agreed) of the block that a source of guesses gives at a position."""
+def block_at(world: World, truth: Truth, stream: Stream, at: int, k: int) -> tuple[int, int]:
+    """(length, agreed) of the block that the drafter, or the look-up, gives at a position."""
+    kind = 10 if truth is world.beside else 0
     fill, right = truth(stream.key, at)
-    if draw(1 + 10 * source, stream.key, at) >= fill:
+    if draw(1 + kind, stream.key, at, world.luck) >= fill:
         return 0, 0
     agreed = 0
-    while agreed < k and draw(2 + 10 * source, stream.key, at + agreed) < right(agreed):
+    while agreed < k and draw(2 + kind, stream.key, at + agreed, world.luck) < right(agreed):
         agreed += 1
     return k, agreed
 
 
-def said(truth: Truth, stream: Stream, at: int, length: int) -> tuple[float, ...]:
+def said(world: World, truth: Truth, stream: Stream, at: int, length: int) -> tuple[float, ...]:
     """What a look-up says of the guesses that it found: the truth, off by a random factor in odds."""
     _, right = truth(stream.key, at)
-    factor = math.exp(_DOUBT * (2.0 * draw(5, stream.key, at) - 1.0))
+    factor = math.exp(_DOUBT * (2.0 * draw(5, stream.key, at, world.luck) - 1.0))
     alive, found = 1.0, []
     for position in range(length):
         odds = right(position) / (1.0 - right(position)) * factor

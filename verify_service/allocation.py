@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from paceline.ranges import MAX_K
 from paceline.types import DepthReason
-from verify_service.belief import FIRST_PROBE, LAST_PROBE, OFF_DWELL, ON_DWELL, Track, View
+from verify_service.belief import FIRST_PROBE, LAST_PROBE, OFF_DWELL, ON_DWELL, ZERO_ROUNDS, Track, View
 from verify_service.facts import Decision, RowFact, State
 from verify_service.prices import Model, Prices
 
@@ -25,6 +25,7 @@ FEWEST_WORTH = 0.02
 """A row that is accepted more rarely never pays."""
 
 _MESSAGE_S = 1e-4  # work that a question makes beside the drafter's own
+_SLOWEST_CHEAP = 6  # rounds between two looks that cost next to nothing
 _LOOK = 2  # tokens that a drafter is asked for, to look at it, where each takes it time
 _DEPTHS_TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 _ON_SHARE = -1.0 / ON
@@ -104,7 +105,9 @@ def allocate(
                 reason = DepthReason.TAIL
             elif not pays and (depths or fills[index] * sum(survival) / rate > cost_s):
                 reason = DepthReason.ASKING
-            decisions[row.id] = idle(view, track, row, base_s, reason, worth_s, cost_s)
+            decisions[row.id] = idle(
+                view, track, row, base_s, reason, worth_s, cost_s, len(depths) if pays else 0
+            )
             continue
         if k == bound:
             reason = DepthReason.ALL if bound == row.k_max else DepthReason.ROOM
@@ -130,6 +133,7 @@ def idle(
     reason: DepthReason,
     worth_s: float,
     cost_s: float,
+    company: int = 0,
 ) -> Decision:
     """The sequence's next round is plain; now and then its drafter is looked at without being waited for."""
     if track.on:
@@ -141,23 +145,26 @@ def idle(
     if track.next_probe > 0:
         track.next_probe -= 1
         return Decision(0, False, reason, 1.0, worth_s, cost_s)
-    k, least = look_cost(view, row, plain_s)
+    k, least = look_cost(view, row, plain_s, company)
+    if track.suspended and track.since <= 2 * ZERO_ROUNDS:
+        least = 1  # what was known before may still hold: eight misses in a row happen to good drafters
     track.next_probe = min(max(track.probe_gap, least), LAST_PROBE)
-    track.probe_gap = min(2 * track.probe_gap, max(2 * least, 8))
+    track.probe_gap = min(2 * track.probe_gap, max(2 * least, _SLOWEST_CHEAP))
     return Decision(k, False, reason, 1.0, worth_s, cost_s)
 
 
-def look_cost(view: View, row: RowFact, plain_s: float) -> tuple[int, int]:
+def look_cost(view: View, row: RowFact, plain_s: float, company: int = 0) -> tuple[int, int]:
     """How many tokens a drafter is asked for to look at it, and the least number of rounds between two looks.
 
-    A drafter that computes for long takes that from somebody: it is looked at more rarely.
+    A drafter that computes for long takes that from somebody: it is looked at more rarely. Where ``company`` others are
+    asked anyway, it is one more in a batch.
     """
     k = min(row.room, row.k_max)
     draft_s = view.drafter.draft_s
     if (slope_s := view.slope_s()) * k > _MESSAGE_S:
         k = min(k, _LOOK)
         draft_s = max(draft_s + slope_s * (k - view.drafter.k), 0.0)
-    return k, ceil((draft_s + _MESSAGE_S) / (PROBE_SHARE * plain_s))
+    return k, ceil((draft_s + _MESSAGE_S) / (PROBE_SHARE * plain_s * (1 + company)))
 
 
 def _best_of(

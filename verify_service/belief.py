@@ -24,13 +24,17 @@ looking costs next to nothing."""
 DEPTHS = 16
 """Positions whose own acceptance is told apart; deeper ones are like the last."""
 
-_KEEP_TOKEN, _KEEP = 0.985, 0.90  # by draft token whose fate is known, but a round at most that
+_KEEP_TOKEN, _KEEP = 0.99, 0.93  # by draft token whose fate is known, but a round at most that
 _KEEP_FILL, _KEEP_DRAFTER, _KEEP_SHARED, _KEEP_LENGTH = 0.96, 0.998, 0.99, 0.98
-_MOOD_STRENGTH = 4.0
+_MOOD_STRENGTH = 8.0
+_SHIFT = 5.0  # in odds: so much better or worse is a change;
+_ALARM = 120.0  # so much likelier than none, it is believed,
+_AFTER_CHANGE = 0.2  # and what was counted before is kept only in part
+_KEEP_UNSEEN = 0.97  # of what is known of the position behind a block, by block: else a bad start would never be tried again
 _PRIOR_MEAN, _PRIOR_STRENGTH = 0.6, 2.0
 _FILL_MEAN, _FILL_STRENGTH = 0.6, 2.0
 _STRENGTH, _MOST_STRENGTH = 3.0, 16.0
-_CAUTION = 8.0
+_CAUTION = 16.0
 FIRST_EXPOSED_S = 5e-4
 """What asking a drafter adds to a round, until it has been seen."""
 _LEAST_RATE, _FORGET_COST = 0.1, 0.01
@@ -69,13 +73,15 @@ class Track:
     worth_s: float = 0.0  # and what one of them gained
     every: int = 1  # of so many rounds one is looked up
     turn: int = 0
+    better: float = 1.0  # likelihood ratio of the latest tokens: that acceptance has risen,
+    worse: float = 1.0  # that it has fallen
 
     def copy(self) -> "Track":
         """Another one, equal."""
         return Track(
             self.drafter, self.accepted, self.rejected, self.filled, self.empty, self.mood, self.moods.copy(),
             self.zero_rounds, self.suspended, self.on, self.since, self.next_probe, self.probe_gap, self.rows, self.tokens, self.reason, self.prior,
-            self.judged, self.worth_s, self.every, self.turn,
+            self.judged, self.worth_s, self.every, self.turn, self.better, self.worse,
         )  # fmt: skip
 
 
@@ -302,7 +308,7 @@ def waited_for(
     track.zero_rounds += 1
     if track.zero_rounds >= ZERO_ROUNDS and not track.suspended:
         track.suspended, track.on, track.since = True, False, 0
-        track.next_probe = track.probe_gap = ZERO_ROUNDS
+        track.next_probe = track.probe_gap = FIRST_PROBE
 
 
 def looked_at(
@@ -340,6 +346,7 @@ def _trials(
     trials = agreed + wrong
     mood = track.mood
     at = 4 * mood
+    _notice(track, overall, agreed, wrong)
     moods = track.moods
     keep = _KEPT[trials] if trials < len(_KEPT) else _KEEP
     moods[at] = keep * moods[at] + agreed
@@ -355,8 +362,34 @@ def _trials(
     if wrong and agreed < DEPTHS:
         true[agreed] = _KEEP_SHARED * true[agreed]
     expected[:trials] = [_KEEP_SHARED * one + told for one in expected[:trials]]
+    if length < DEPTHS:
+        seen[length] *= _KEEP_UNSEEN
+        true[length] *= _KEEP_UNSEEN
+        expected[length] *= _KEEP_UNSEEN
     drafter.accepted = _KEEP_DRAFTER * drafter.accepted + agreed
     drafter.rejected = _KEEP_DRAFTER * drafter.rejected + wrong
+
+
+def _notice(track: Track, rate: float, agreed: int, wrong: int) -> None:
+    """Acceptance may have changed: then most of what was counted is of another text.
+
+    Two likelihood ratios of the latest tokens, each begun anew whenever nothing speaks for a change (Page 1954, CUSUM).
+    """
+    # With odds o, another o': tokens accepted are o'/o (1+o)/(1+o') times as likely, one rejected (1+o)/(1+o') times.
+    odds = rate / (1.0 - rate)
+    better = track.better * ((1.0 + odds) / (1.0 + _SHIFT * odds)) ** (agreed + wrong) * _SHIFT**agreed
+    worse = track.worse * ((1.0 + odds) / (1.0 + odds / _SHIFT)) ** (agreed + wrong) / _SHIFT**agreed
+    if better < _ALARM and worse < _ALARM:
+        track.better = max(better, 1.0)
+        track.worse = max(worse, 1.0)
+        return
+    track.better = track.worse = 1.0
+    track.accepted *= _AFTER_CHANGE
+    track.rejected *= _AFTER_CHANGE
+    moods = track.moods
+    for at in (0, 4, 8):
+        moods[at] *= _AFTER_CHANGE
+        moods[at + 1] *= _AFTER_CHANGE
 
 
 _KEPT = [max(_KEEP_TOKEN**trials, _KEEP) for trials in range(MAX_K + 1)]

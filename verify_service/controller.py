@@ -124,12 +124,13 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
         )
     if suspended or resting or looked_up:
         plain_s = model.prices(state, sequences, sequences).step_s(0)
+        company = sum(track.on for _, track, _ in asking)
         for row, track in suspended:
             view = state.view(row.drafter)
-            decisions[row.id] = idle(view, track, row, plain_s, DepthReason.SUSPENDED, 0.0, 0.0)
+            decisions[row.id] = idle(view, track, row, plain_s, DepthReason.SUSPENDED, 0.0, 0.0, company)
         for row, track in resting:
             view = state.view(row.drafter)
-            decisions[row.id] = idle(view, track, row, plain_s, track.reason, 0.0, 0.0)
+            decisions[row.id] = idle(view, track, row, plain_s, track.reason, 0.0, 0.0, company)
         for row in looked_up:
             decisions[row.id] = _looked_up(row, tracks[row.id], state, plain_s)
     for row, track in rarely:
