@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from paceline.errors import EngineError
-from paceline.sampling.contenders import find_contenders
+from paceline.sampling.contenders import LAST, Rank, can_pass, find_contenders, masses
 from paceline.sampling.noise import Domain, exponential, row_key, token_bits
 from paceline.sampling.processors import TokenRow, kept_ids, largest_logits, penalise
 from paceline.sampling.scan import Floats, Ids, indices_at_most, ratio_bounds, smallest, take, within_float32
@@ -25,6 +25,9 @@ from paceline.types import SamplingParams
 
 # float32 rounding of the bound: exponentials of scaled logits, down to e**-87, are right within 2e-5.
 _SLACK = 1.001
+
+# Of all mass: nearer to the edge of the nucleus than that, float64 decides. Ten times the rounding of ``masses``.
+_MASS_SLACK = 1e-4
 
 # So many tokens are drawn among one by one: hashing one costs a microsecond in plain Python.
 _FEW = 64
@@ -82,6 +85,10 @@ def _draws(logits: torch.Tensor, rows: Sequence[TokenRow], domain: Domain) -> Ca
 def _draw(logits: torch.Tensor, top: float, row: TokenRow, domain: Domain) -> int:
     params = row.params
     key = row_key(params.seed, row.position, domain)
+    if params.top_p < 1.0 and not 0 < params.top_k < len(logits) and can_pass(logits):
+        token = _from_nucleus(logits, top, params, key)
+        if token is not None:
+            return token
     kept = kept_ids(logits, top, params)
     if kept is None:
         token_ids = (
@@ -92,12 +99,41 @@ def _draw(logits: torch.Tensor, top: float, row: TokenRow, domain: Domain) -> in
         values = take(logits, kept)
         contenders = slice(None) if len(kept) <= _FEW else _contenders(values, top, params, key, kept)
         token_ids, values = kept[contenders], values[contenders]
-    winner, best_score = -1, -math.inf
+    return _winner(token_ids, values, top, params, key).token_id
+
+
+def _from_nucleus(logits: torch.Tensor, top: float, params: SamplingParams, key: int) -> int | None:
+    """The draw under top_p without the nucleus: the winner of all tokens if it belongs to it, else of those before it.
+
+    Whether a token belongs is a sum over those that rank before it, which costs less than sorting what may be half a
+    vocabulary. None where rounding might decide.
+    """
+    temperature = within_float32(params.temperature)
+    behind = LAST
+    while True:
+        token_ids = find_contenders(logits, top, temperature, key, _SLACK, behind)
+        if token_ids is None:
+            return None
+        values = take(logits, token_ids)
+        winner = _winner(token_ids, values, top, params, key)
+        everything, before = masses(logits, top, temperature, winner)
+        wanted = params.top_p * everything
+        if abs(before - wanted) <= _MASS_SLACK * everything:
+            return None
+        heavy = params.min_p == 0.0 or math.exp((winner.logit - top) / params.temperature) >= params.min_p
+        if before < wanted and heavy:
+            return winner.token_id
+        behind = winner
+
+
+def _winner(token_ids: Ids, values: Floats, top: float, params: SamplingParams, key: int) -> Rank:
+    """The token with the smallest E / w, the lowest id among equals."""
+    winner, best_score = None, -math.inf
     for token, logit in zip(token_ids.tolist(), values.tolist(), strict=True):
         score = (logit - top) / params.temperature - math.log(exponential(token_bits(key, token)))
         if score > best_score:
-            winner, best_score = token, score
-    if winner < 0:
+            winner, best_score = Rank(logit, token), score
+    if winner is None:
         raise EngineError(f"no token can be drawn with {params}")
     return winner
 
@@ -106,7 +142,7 @@ def _contenders(
     values: torch.Tensor | Floats, top: float, params: SamplingParams, key: int, token_ids: Ids | None
 ) -> Ids:
     """Indices into ``values``, ascending, among which the winner is; ``token_ids`` names the tokens if not all."""
-    if token_ids is None and isinstance(values, torch.Tensor):
+    if token_ids is None and isinstance(values, torch.Tensor) and can_pass(values):
         found = find_contenders(values, top, within_float32(params.temperature), key, _SLACK)
         if found is not None:
             return found

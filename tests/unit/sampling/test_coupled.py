@@ -14,6 +14,7 @@ from paceline.sampling import (
     Domain,
     TokenRow,
     choose,
+    contenders,
     coupled,
     follow,
     gumbel,
@@ -22,8 +23,8 @@ from paceline.sampling import (
     scan,
     top2_gap,
 )
-from paceline.sampling.contenders import find_contenders
 from paceline.sampling.noise import exponential, mix64
+from paceline.sampling.processors import kept_ids
 from paceline.types import SamplingParams
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -227,31 +228,69 @@ def test_broken_logits_are_an_error_that_names_the_rows(bad, temperature):
         assert isinstance(caught.value, EngineError)
 
 
-@pytest.mark.skipif(native_contenders() is None, reason="no C++ compiler at hand")
-@pytest.mark.parametrize("vocab", [65, 1024, 5000])
+needs_compiler = pytest.mark.skipif(native_contenders() is None, reason="no C++ compiler at hand")
+CUTS = [
+    {},
+    {"top_p": 0.95},
+    {"top_p": 0.5},
+    {"top_p": 1e-6},
+    {"top_p": 0.9, "min_p": 0.02},
+    {"top_p": 0.999, "min_p": 0.5},
+    {"top_p": 0.8, "top_k": 50},
+    {"top_p": 0.9, "repetition_penalty": 1.3},
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("temperature", [1e-40, 1e-9, 0.05, 0.8, 1.3, 50.0, 1e35])
-def test_the_compiled_pass_finds_whom_numpy_finds(vocab, temperature, monkeypatch):
-    """Rounding apart, the same contenders, never without the winner; excluded tokens are never drawn."""
-    logits = torch.randn(40, vocab, generator=torch.Generator().manual_seed(vocab)) * 4
+def test_compiled_passes_draw_what_numpy_draws(temperature, cut, monkeypatch):
+    """Whatever excludes tokens, with ties and impossible ones; what cannot be told for rounding is left to numpy."""
+    vocab = 3000
+    generator = torch.Generator().manual_seed(len(cut))
+    logits = torch.randn(60, vocab, generator=generator) * torch.linspace(0.1, 6, 60)[:, None]
     logits[:, ::7] = -math.inf
     logits[20:] = logits[20:].round()
-    logits[:, 3] = 88.0 - 40 * (torch.arange(40) % 3)
-    rows = [TokenRow(SamplingParams(temperature=temperature, seed=9), position) for position in range(40)]
+    logits[:40, 3] = 88.0 - 40 * (torch.arange(40) % 3)
+    params = SamplingParams(temperature=temperature, seed=9, **cut)
+    rows = [TokenRow(params, position, (1, 2), (3, 5)) for position in range(60)]
     compiled = choose(logits, rows)
-    calls = []
-    monkeypatch.setattr(coupled, "find_contenders", lambda *args: calls.append(args))
+    monkeypatch.setattr(coupled, "can_pass", lambda _: False)
     assert choose(logits, rows) == compiled
-    assert len(calls) == 40
     for row, token in zip(logits, compiled, strict=True):
         assert math.isfinite(row[token])
 
 
-@pytest.mark.skipif(native_contenders() is None, reason="no C++ compiler at hand")
+@needs_compiler
+def test_a_nucleus_is_rarely_left_to_numpy(monkeypatch):
+    """Only where a token lies within rounding of its edge; the winner is looked for among ever fewer tokens."""
+    logits = torch.randn(200, 3000, generator=torch.Generator().manual_seed(1)) * 3
+    rows = [TokenRow(SamplingParams(temperature=1.0, top_p=0.7), position) for position in range(200)]
+    slow = []
+    monkeypatch.setattr(coupled, "kept_ids", lambda *args: slow.append(args) or kept_ids(*args))
+    choose(logits, rows)
+    assert len(slow) <= 10
+
+
+@needs_compiler
+def test_masses_count_what_ranks_before_a_token():
+    """By falling logit, the lower id first among equals."""
+    logits = torch.tensor([0.0, 2.0, 1.0, 2.0, -math.inf, 1.0] * 30)
+    weights = torch.exp((logits.double() - 2.0) / 0.7)
+    for token in range(12):
+        rank = contenders.Rank(float(logits[token]), token)
+        before = (logits > logits[token]) | ((logits == logits[token]) & (torch.arange(180) < token))
+        everything, heavier = contenders.masses(logits, 2.0, 0.7, rank)
+        assert everything == pytest.approx(float(weights.sum()), rel=1e-5)
+        assert heavier == pytest.approx(float(weights[before].sum()), rel=1e-5, abs=1e-30)
+
+
+@needs_compiler
 def test_more_contenders_than_fit_are_left_to_numpy():
     """Noise and logits such that hundreds of tokens have one bound: the compiled pass says that it cannot tell."""
     logits = torch.zeros(300)
-    assert find_contenders(logits, 0.0, 1.0, 5, slack=1e30) is None
-    assert len(find_contenders(logits, 0.0, 1.0, 5, slack=1.001)) < 5
+    assert contenders.find_contenders(logits, 0.0, 1.0, 5, slack=1e30) is None
+    assert len(contenders.find_contenders(logits, 0.0, 1.0, 5, slack=1.001)) < 5
 
 
 def test_no_rows_no_tokens():
