@@ -126,7 +126,7 @@ is near the line breaks and everybody rides for herself. The winner is often the
 others say that it was the wind. Tomorrow the line will be there again, with the same riders and another road.
 """
 
-_TEMPLATE = (
+CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}"
@@ -157,7 +157,7 @@ def write_model_files(directory: Path) -> None:
         "bos_token": special[1],
         "eos_token": special[2],
         "unk_token": special[0],
-        "chat_template": _TEMPLATE,
+        "chat_template": CHAT_TEMPLATE,
     }
     files = {
         "tokenizer_config.json": settings,

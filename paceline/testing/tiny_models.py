@@ -16,6 +16,8 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from paceline.simulation import CHAT_TEMPLATE
+
 END_OF_TEXT = "<|endoftext|>"
 MESSAGE_START = "<|im_start|>"
 MESSAGE_END = "<|im_end|>"
@@ -24,13 +26,6 @@ SPECIAL_TOKENS = (END_OF_TEXT, MESSAGE_START, MESSAGE_END)
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gpt2")
 """Llama-shaped without and with biases, with norms of queries and keys, with a sliding window, and not at all."""
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 _HEADS, _KV_HEADS, _HEAD_SIZE = 4, 2, 16
 _LOGIT_SPREAD = 4.0  # standard deviation of the logits: sharp enough to speak, flat enough to sample

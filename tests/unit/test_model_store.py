@@ -17,7 +17,8 @@ import transformers
 from paceline import model_store
 from paceline.errors import ConfigError
 from paceline.model_store import PackagedModel, cache_dir, prepare_model, resolve_model_dir
-from paceline.testing.tiny_models import CHAT_TEMPLATE, tiny_model_dir
+from paceline.simulation import CHAT_TEMPLATE
+from paceline.testing.tiny_models import tiny_model_dir
 from paceline.tokenizer import Tokenizer
 
 HEADS, KV_HEADS = 4, 2
