@@ -16,8 +16,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from benchmarks import regret_real
 from benchmarks.worlds import LOOK_S, LOOK_UP_S, LOOK_UP_STEP_S, Stream, World, block_at, draw, said, worlds
 from verify_service.controller import decide
 from verify_service.facts import Ready, RowFact, State, StepFacts
@@ -298,7 +300,15 @@ def main() -> None:
         "--lucks", type=int, default=0, help="draws of luck, each a run; default 5, 2 with --quick"
     )
     parser.add_argument("--only", default="", help="scenarios whose name holds this")
+    parser.add_argument("--real", action="store_true", help="on the real model, through the tiers")
+    parser.add_argument(
+        "--data", type=Path, default=Path("../shared/data"), help="holds spec_bench (with --real)"
+    )
+    parser.add_argument("--model", default="smollm2", help="with --real")
     args = parser.parse_args()
+    if args.real:
+        regret_real.run(args.data, quick=args.quick, model=args.model)
+        return
     rows: dict[str, dict[str, float | int]] = {}
     moved: set[str] = set()
     print(f"{'':<44}{'oracle':>8}{'timely':>8}{'static':>8}{'(k)':>4}{'plain':>8}{'k/round':>8}")

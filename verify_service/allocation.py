@@ -25,6 +25,11 @@ FEWEST_WORTH = 0.02
 """A row that is accepted more rarely never pays."""
 
 _MESSAGE_S = 1e-4  # work that a question makes beside the drafter's own
+_THOUGHT_S, _THOUGHT_SHARE = (
+    1.5e-5,
+    0.005,
+)  # a look takes the controller so long; all of them such a part of the time at most
+_HARDLY_WORTH = 0.5
 _SLOWEST_CHEAP = 6  # rounds between two looks that cost next to nothing
 _LOOK = 2  # tokens that a drafter is asked for, to look at it, where each takes it time
 _DEPTHS_TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
@@ -55,6 +60,13 @@ def allocate(
 ) -> float:
     """Depths of those who may ask, the others' rows and tokens being ``fixed``; tokens per second expected."""
     rest_rows, rest_tokens = fixed
+    prices = model.prices(state, sequences, sequences + ceil(rest_rows) + 2)
+    base_s, rest_s = prices.step_s(0), prices.step_s(int(rest_rows + 0.5))
+    base = sequences + rest_tokens
+    plain_rate = base / (rest_s + state.quiet_gap_s)
+    # A row worth far less than the next one costs at the plain rate is in no allocation: it need not be thought about.
+    next_s = prices.step_s(int(rest_rows + 0.5) + 1) - rest_s
+    least = max(FEWEST_WORTH, _HARDLY_WORTH * plain_rate * next_s)
     deepest = min(max(8, _ENTRIES // len(asking)), MAX_K)
     entries: list[_Entry] = []
     survivals: list[list[float]] = []
@@ -63,7 +75,7 @@ def allocate(
     for index, (row, track, bound) in enumerate(asking):
         view = state.view(row.drafter)
         fill = 1.0 if view.always else view.fill(track)
-        survival = view.survival(track, row.prior, min(deepest, bound), FEWEST_WORTH)
+        survival = view.survival(track, row.prior, min(deepest, bound), least)
         survivals.append(survival)
         fills.append(fill)
         share = -1.0
@@ -78,13 +90,10 @@ def allocate(
             (worth * share, index, position, fill * reach)
             for position, (worth, reach) in enumerate(zip(survival, view.reach, strict=False))
         ]
-        if survival[-1] < FEWEST_WORTH:
+        if survival[-1] < least:
             entries.pop()
     entries.sort()
     prices = model.prices(state, sequences, sequences + ceil(rest_rows) + len(entries) + 2)
-    base_s, rest_s = prices.step_s(0), prices.step_s(int(rest_rows + 0.5))
-    base = sequences + rest_tokens
-    plain_rate = base / (rest_s + state.quiet_gap_s)
     best = _best_of(state, asking, entries, prices, rest_rows, base, TAIL * base_s if guarded else 0.0)
     needed = ON if not any_on else OFF if settled else OFF - (ON - OFF)
     pays = bool(best.depths) and best.rate >= needed * plain_rate
@@ -92,6 +101,7 @@ def allocate(
     at = int((best.rows if pays else rest_rows) + 0.5)
     cost_s = prices.step_s(at + 1) - prices.step_s(at)
     depths = best.depths
+    company = len(depths) if pays else 0
     for index, (row, track, bound) in enumerate(asking):
         k = depths.get(index, 0) if pays else 0
         survival = survivals[index]
@@ -105,9 +115,7 @@ def allocate(
                 reason = DepthReason.TAIL
             elif not pays and (depths or fills[index] * sum(survival) / rate > cost_s):
                 reason = DepthReason.ASKING
-            decisions[row.id] = idle(
-                view, track, row, base_s, reason, worth_s, cost_s, len(depths) if pays else 0
-            )
+            decisions[row.id] = idle(view, track, row, base_s, reason, sequences, company, worth_s, cost_s)
             continue
         if k == bound:
             reason = DepthReason.ALL if bound == row.k_max else DepthReason.ROOM
@@ -131,9 +139,10 @@ def idle(
     row: RowFact,
     plain_s: float,
     reason: DepthReason,
-    worth_s: float,
-    cost_s: float,
-    company: int = 0,
+    sequences: int,
+    company: int,
+    worth_s: float = 0.0,
+    cost_s: float = 0.0,
 ) -> Decision:
     """The sequence's next round is plain; now and then its drafter is looked at without being waited for."""
     if track.on:
@@ -145,7 +154,7 @@ def idle(
     if track.next_probe > 0:
         track.next_probe -= 1
         return Decision(0, False, reason, 1.0, worth_s, cost_s)
-    k, least = look_cost(view, row, plain_s, company)
+    k, least = look_cost(view, row, plain_s, sequences, company)
     if track.suspended and track.since <= 2 * ZERO_ROUNDS:
         least = 1  # what was known before may still hold: eight misses in a row happen to good drafters
     track.next_probe = min(max(track.probe_gap, least), LAST_PROBE)
@@ -153,7 +162,7 @@ def idle(
     return Decision(k, False, reason, 1.0, worth_s, cost_s)
 
 
-def look_cost(view: View, row: RowFact, plain_s: float, company: int = 0) -> tuple[int, int]:
+def look_cost(view: View, row: RowFact, plain_s: float, sequences: int, company: int) -> tuple[int, int]:
     """How many tokens a drafter is asked for to look at it, and the least number of rounds between two looks.
 
     A drafter that computes for long takes that from somebody: it is looked at more rarely. Where ``company`` others are
@@ -164,7 +173,9 @@ def look_cost(view: View, row: RowFact, plain_s: float, company: int = 0) -> tup
     if (slope_s := view.slope_s()) * k > _MESSAGE_S:
         k = min(k, _LOOK)
         draft_s = max(draft_s + slope_s * (k - view.drafter.k), 0.0)
-    return k, ceil((draft_s + _MESSAGE_S) / (PROBE_SHARE * plain_s * (1 + company)))
+    asking = (draft_s + _MESSAGE_S) / (PROBE_SHARE * (1 + company))
+    thinking = sequences * _THOUGHT_S / _THOUGHT_SHARE
+    return k, ceil(max(asking, thinking) / plain_s)
 
 
 def _best_of(

@@ -97,7 +97,7 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
         elif (
             crowded
             and not track.on
-            and row.look is None
+            and not (row.look and row.look[2])
             and track.since > OFF_DWELL
             and (track.since + id_) % _REST
         ):
@@ -127,12 +127,12 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
         company = sum(track.on for _, track, _ in asking)
         for row, track in suspended:
             view = state.view(row.drafter)
-            decisions[row.id] = idle(view, track, row, plain_s, DepthReason.SUSPENDED, 0.0, 0.0, company)
+            decisions[row.id] = idle(view, track, row, plain_s, DepthReason.SUSPENDED, sequences, company)
         for row, track in resting:
             view = state.view(row.drafter)
-            decisions[row.id] = idle(view, track, row, plain_s, track.reason, 0.0, 0.0, company)
+            decisions[row.id] = idle(view, track, row, plain_s, track.reason, sequences, company)
         for row in looked_up:
-            decisions[row.id] = _looked_up(row, tracks[row.id], state, plain_s)
+            decisions[row.id] = _looked_up(row, tracks[row.id], state, plain_s, sequences)
     for row, track in rarely:
         if _rests(track, row):
             decisions[row.id] = decisions[row.id]._replace(rest=True)
@@ -209,14 +209,14 @@ class _Asks:
         return there > here + (ON - 1.0)
 
 
-def _looked_up(row: RowFact, track: Track, state: State, plain_s: float) -> Decision:
+def _looked_up(row: RowFact, track: Track, state: State, plain_s: float, sequences: int) -> Decision:
     """Nobody is waited for; where there is a draft tier that could be asked, it is looked at now and then."""
     reason = DepthReason.LOOKED_UP if row.found else DepthReason.NOT_FOUND
     k = 0
     track.on = False
     if not row.alone and not row.fixed and min(row.k_max, row.room) > 0:
         track.since += 1
-        k, least = look_cost(state.view(row.drafter), row, plain_s)
+        k, least = look_cost(state.view(row.drafter), row, plain_s, sequences, 0)
         if track.since % max(least, _LOOKED_UP_LOOK):
             k = 0
     return Decision(k, False, reason, track.tokens, 0.0, 0.0)
