@@ -47,6 +47,7 @@ class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
     reply: Reply
     delay_s: float = 0.0
     max_level: int = 0
+    links: int = 0
     opens: int = 0
     questions: int = 0
     closes: int = 0
@@ -58,6 +59,7 @@ class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
         """See draft.proto, as far as it is kept."""
         async for request in requests:
             if request.HasField("hello"):
+                self.links += 1
                 offer = draft_pb2.DrafterOffer(
                     name="scripted", version="1", max_level=self.max_level, device="elsewhere"
                 )

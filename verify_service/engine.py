@@ -30,6 +30,7 @@ from verify_service.step import Outcome, run_step, take_blocks, tell_drafters
 log = logging.getLogger(__name__)
 
 _Command = Callable[[], None]
+_LONGEST_SLEEP_S = 60.0  # a queue cannot wait for as long as settings may say
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,7 @@ class Engine:
             while self._inbox.empty() and self._drafts.beside.tidy():
                 pass
             try:
-                timeout = None if until is None else max(0.0, until - time.monotonic())
+                timeout = None if until is None else min(max(0.0, until - time.monotonic()), _LONGEST_SLEEP_S)
                 command = self._inbox.get(timeout=timeout)
             except queue.Empty:
                 return

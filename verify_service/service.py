@@ -377,7 +377,7 @@ def _sharing(setting: str, device: str, model: str) -> Callable[[str, str], bool
 
 def _endpoints(config: PacelineConfig) -> tuple[list[str], list[DelayLine]]:
     """Where the draft replicas are; in a simulation with a distance between the tiers, behind delay lines."""
-    endpoints = list(config.verify.draft_endpoints)
+    endpoints = list(dict.fromkeys(config.verify.draft_endpoints))
     distance = config.simulation
     if config.model.name != MODEL_NAME or not (distance.rtt_ms or distance.jitter_ms):
         return endpoints, []

@@ -415,6 +415,26 @@ async def test_cancelled_streams_leave_nothing(model: Path) -> None:
         assert len((await decode(stub, request(SPECULATIVE)))[0]) == 30
 
 
+async def test_a_draft_replica_named_twice_is_one(model: Path) -> None:
+    """One link: two under the same name would take each other's place for ever."""
+    servicer = ScriptedDraft(lambda a: [proposals(wrong(a))])
+    async with scripted_draft(servicer) as endpoint:
+        twice = f"verify.draft_endpoints=['{endpoint}', '{endpoint}']"
+        async with verify(model, twice) as stub:
+            await until_available(stub)
+            await asyncio.sleep(0.5)
+            assert len((await decode(stub, request(SPECULATIVE)))[0]) == 30
+            assert servicer.links == 1
+
+
+async def test_a_wait_without_an_end_harms_nobody(model: Path, plain_ids: list[int]) -> None:
+    """Longer than the system's clocks can wait: as long as it takes."""
+    servicer = ScriptedDraft(lambda a: [proposals(wrong(a))], delay_s=0.02)
+    endless = ("verify.draft_wait_s=1e20", "verify.draft_wait_least_s=1e20")
+    async with linked(model, servicer, *endless) as stub:
+        assert (await decode(stub, request(SPECULATIVE)))[0] == plain_ids
+
+
 async def test_an_engine_that_hangs_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Health over the wire: NOT_SERVING while a step hangs and work waits, SERVING again after; no token is lost."""
     load, goes_on = verify_service.service._load, threading.Event()
