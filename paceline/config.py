@@ -20,6 +20,8 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -31,6 +33,16 @@ class Section(BaseModel):
     """Base of every section: frozen, closed, strict about types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_meant(cls, value: Any, field: ValidationInfo) -> Any:
+        kind = cls.model_fields[field.field_name or ""].annotation
+        if kind in (int, float) and isinstance(value, bool | str):
+            raise ValueError("expected a number")
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("holds a NUL character")
+        return value
 
 
 class ModelConfig(Section):
@@ -46,7 +58,7 @@ class ModelConfig(Section):
     """
     device: str = "auto"
     """``auto``, ``cpu`` or ``cuda:N``."""
-    threads: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, Field(ge=0, le=4096)] = 0
     """CPU threads of the engine; 0: all cores, shared out by the launcher."""
     runner: Literal["auto", "lean", "reference"] = "auto"
     """``lean``: own forward, Llama-shaped models only. ``reference``: through transformers. ``auto``: lean if possible."""
@@ -378,7 +390,7 @@ class RouterConfig(Section):
 
     server: Annotated[ServerConfig, _port_unless_said(7440)] = ServerConfig(port=7440)
     verify_endpoints: tuple[Address, ...] = ("127.0.0.1:7441",)
-    default_max_tokens: Annotated[int, Field(ge=1)] = 256
+    default_max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] = 256
     law: Literal["coupled", "ratio", "block"] = "coupled"
     """How drafts are accepted where the request does not say. ``coupled``: the tokens of plain decoding, whatever the
     drafter. ``ratio``, ``block``: their distribution only; a few per cent more acceptance at high temperature (docs/laws.md)."""
@@ -403,7 +415,7 @@ class RouterConfig(Section):
     guard: GuardConfig = GuardConfig()
     rollout: RolloutConfig = RolloutConfig()
     ledger: LedgerConfig = LedgerConfig()
-    keep_requests: Annotated[int, Field(ge=0)] = 200
+    keep_requests: Annotated[int, Field(ge=0, le=100_000)] = 200
     """Requests remembered for ``paceline trace`` and ``paceline explain``."""
 
 

@@ -245,3 +245,23 @@ def test_paths_are_those_of_where_the_settings_were_read(tmp_path, monkeypatch):
     assert config.draft.drafters["b"].table == str(tmp_path / "table")
     default = load_config()
     assert (default.verify.records.dir, default.verify.depth_log, default.router.ledger.path) == ("", "", "")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("verify.kv_slots=true", "verify.kv_slots = True: Value error, expected a number"),
+        ('verify.stall_s="10"', "verify.stall_s = '10': Value error, expected a number"),
+        ("model.threads=99999999999999999999", "model.threads"),
+        ("router.keep_requests=99999999999999999999", "router.keep_requests"),
+        ("router.default_max_tokens=99999999999999999999", "router.default_max_tokens"),
+        (
+            'router.ledger.path="a\\u0000b"',
+            "router.ledger.path = 'a\\\\x00b': Value error, holds a NUL character",
+        ),
+    ],
+)
+def test_what_nobody_can_work_with_is_refused_by_name(override: str, words: str) -> None:
+    """Before anything starts: no number in quotes or by chance, none beyond what can be counted, no broken text."""
+    with pytest.raises(ConfigError, match=words):
+        load_config(None, [override])
