@@ -16,7 +16,6 @@ from draft_service.drafters.random import RandomDrafter
 from paceline.config import DrafterConfig, PacelineConfig
 from paceline.errors import ConfigError
 from paceline.lookup import build_lookup
-from paceline.sampling import native_contenders
 from paceline.simulation import MODEL_NAME
 from paceline.tokenizer import Tokenizer
 
@@ -107,7 +106,6 @@ def build_drafters(
     if not config.draft.drafters:
         raise ConfigError("draft.drafters is empty: name at least one drafter, for example ngram")
     config.draft.check_members()
-    native_contenders()  # compiled now, not at the first draw
     entries = config.draft.drafters
     drafters = {
         name: CONSTRUCTORS.get(entry.kind, load_plug_in)(name, entry, config, tokenizer)

@@ -24,7 +24,7 @@ from paceline.engine import Runner, Segment, load_runner
 from paceline.engine.memory import kv_bytes_per_token, weights_bytes
 from paceline.errors import CapacityError, ConfigError
 from paceline.model_store import resolve_model_dir
-from paceline.sampling import TokenRow, choose, likeliest, sample_draft
+from paceline.sampling import TokenRow, choose, likeliest, native_contenders, sample_draft
 from paceline.tokenizer import Tokenizer
 from paceline.types import DraftDistribution, SamplingParams
 
@@ -122,6 +122,7 @@ class ModelDrafter:
     one_pass = False
 
     def __init__(self, name: str, runner: Runner, *, version: str, top_m: int = DEFAULT_TOP_M) -> None:
+        native_contenders()  # compiled now, not at the first draw
         self.name = name
         self.version = version
         self.max_context = min(runner.info.max_context, runner.kv.capacity)

@@ -14,7 +14,7 @@ from draft_service.drafters.base import Branch, DraftRequest, Enumeration
 from paceline import simulation
 from paceline.config import SimulationConfig
 from paceline.engine.simulated import Source
-from paceline.sampling import TokenRow, choose
+from paceline.sampling import TokenRow, choose, native_contenders
 from paceline.sampling.noise import row_key
 from paceline.tokenizer import Tokenizer
 
@@ -32,6 +32,7 @@ class SimulatedDrafter:
     device = simulation.MODEL_NAME
 
     def __init__(self, name: str, config: SimulationConfig, tokenizer: Tokenizer) -> None:
+        native_contenders()  # compiled now, not at the first draw
         self.name = name
         self.version = f"simulated-1-{config.agreement:g}"
         self._config = config
