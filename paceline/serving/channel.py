@@ -18,9 +18,10 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # A tier that came back is to be used again soon; the default backoff grows to two minutes.
+    # A tier that came back is to be used again soon; the default backoff grows to two minutes. The minimum is how long a
+    # connection may take: a peer that is busy or far away needs more than a moment for its first words.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # A connection of its own for each channel: links and requests do not wait behind each other.
     ("grpc.use_local_subchannel_pool", 1),

@@ -19,6 +19,7 @@ from paceline.errors import (
     PeerLostError,
 )
 from paceline.serving import TierServer
+from paceline.serving.delay_line import DelayLine
 from paceline.types import FinishReason, Mode
 from paceline.v1 import router_pb2_grpc
 
@@ -75,6 +76,13 @@ async def test_nobody_there_is_a_lost_peer():
     async with Client("127.0.0.1:1") as client:
         with pytest.raises(PeerLostError, match=r"^127\.0\.0\.1:1: nobody listens there$"):
             await client.server_info()
+
+
+async def test_a_router_far_away_or_busy_is_no_lost_peer(router):
+    """Its first words may take a while: the first call waits for them."""
+    with DelayLine(router[0], rtt_s=0.6) as line:
+        async with Client(line.address) as client:
+            assert (await client.server_info()).version
 
 
 async def test_closing_the_iterator_cancels_the_request(router):
