@@ -38,6 +38,12 @@ def slow(rng):
     return 1.2 * PLAIN_S * rng.uniform(0.9, 1.1)
 
 
+def ask(name: str, task: str) -> Ask:
+    """An automatic request, with the one drafter at hand."""
+    wish, versions, available = DecodingWish(), {"ngram": "1@t"}, {"ngram": True}
+    return Ask(name, task, "", 0.0, 50, 100, wish, versions, available, has_room=True)
+
+
 @dataclass
 class Traffic:
     """Requests of one task through the policy; what they did goes to the judge, as router and ledger do it."""
@@ -79,20 +85,7 @@ class Traffic:
             self.sent += 1
             self.now += 0.2
             name = f"{self.seed}/{self.sent}"
-            decision = self.policy.decide(
-                Ask(
-                    name,
-                    self.task,
-                    "",
-                    0.0,
-                    50,
-                    100,
-                    DecodingWish(),
-                    {"ngram": "1@t"},
-                    {"ngram": True},
-                    has_room=True,
-                )
-            )
+            decision = self.policy.decide(ask(name, self.task))
             speculative = decision.plan.mode is Mode.SPECULATIVE
             gap = self.kind(self.rng) if speculative else PLAIN_S * self.rng.uniform(0.9, 1.1)
             row = no_sums()
@@ -194,20 +187,7 @@ def test_with_the_gate_in_force_nothing_speculates_unchecked():
     traffic = Traffic(7, task="chat")
     arms = []
     for i in range(500):
-        found = traffic.policy.decide(
-            Ask(
-                str(i),
-                "chat",
-                "",
-                0.0,
-                50,
-                100,
-                DecodingWish(),
-                {"ngram": "1@t"},
-                {"ngram": True},
-                has_room=True,
-            )
-        )
+        found = traffic.policy.decide(ask(str(i), "chat"))
         arms.append(found.arm)
     assert set(arms) == {Arm.OFF}
     assert "not rolled out for chat: unchecked" in found.plan.reason
