@@ -33,11 +33,6 @@ def accepted_share(acceptance: float, k: int) -> float:
     return (expected_tokens(acceptance, k) - 1.0) / k
 
 
-def acceptance_of_share(share: float, k: int) -> float:
-    """The acceptance at which rounds of ``k`` have that accepted share."""
-    return _solved(lambda acceptance: accepted_share(acceptance, k), share)
-
-
 def needed_tokens(round_s: float, plain_s: float) -> float:
     """Tokens that a round must give to be as fast as plain decoding: it took so many plain steps."""
     return round_s / plain_s

@@ -3,7 +3,6 @@
 import pytest
 
 from paceline.economics import (
-    acceptance_of_share,
     accepted_share,
     best_k,
     break_even_acceptance,
@@ -50,9 +49,8 @@ def test_break_even_at_the_edges():
 
 
 def test_share_and_acceptance_are_two_things():
-    """Turned into each other by the length of a block; the share is the smaller one."""
+    """The share of a block is the smaller one."""
     assert accepted_share(0.8, 4) == pytest.approx(0.5904)
-    assert acceptance_of_share(0.5904, 4) == pytest.approx(0.8, abs=1e-6)
 
 
 def test_the_best_k_is_the_smaller_of_equals():
