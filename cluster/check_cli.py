@@ -104,6 +104,8 @@ def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None
                     raise ConfigError(
                         f"{base.with_suffix('.jsonl')}: records of another check lie there, and a ledger has none; name another --report"
                     )
+                if traffic is not None:
+                    refuse_own_input(traffic, base)
                 if start:
                     router, replica = stack.enter_context(_started(config, overrides or [], simulate, say))
                 elif config or overrides or simulate:
@@ -159,6 +161,16 @@ def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None
                 typer.echo(line)
             if not found.holds:
                 raise typer.Exit(EXIT_NOT_HELD)
+
+
+def refuse_own_input(traffic: Path, base: Path) -> None:
+    """Nothing that a check writes may replace what it reads. Raises ConfigError."""
+    for suffix in (".html", ".json", ".jsonl"):
+        written = base.with_suffix(suffix)
+        if written.resolve() == traffic.resolve() or (
+            written.exists() and traffic.exists() and written.samefile(traffic)
+        ):
+            raise ConfigError(f"--report {base} would write {written} over the requests; name another")
 
 
 async def checked(
