@@ -18,7 +18,7 @@ WIDTH = 80
 _MARGIN = {
     Verdict.YES: "surely above 0",
     Verdict.NO: "surely below 0",
-    Verdict.OPEN: "not surely on either side of 0",
+    Verdict.OPEN: "not farther from 0 than interval and noise reach",
 }
 _DO = {Verdict.YES: "speculate", Verdict.NO: "plain", Verdict.OPEN: "plain (open)"}
 
@@ -370,7 +370,8 @@ def rollout_words(check: Check) -> str:
     if check.facts.gated:
         return "the router's gate is on: a task speculates after a check that passes, by steps (`paceline rollout status`)"
     return (
-        "the router's gate is off (router.rollout.gate, the default): this verdict changes nothing by itself. Start the router with "
+        "the router's gate is off (router.rollout.gate, the default): this verdict changes nothing by itself, and the router speculates "
+        "by its own table meanwhile; `paceline policy plain` stops that. Start it with "
         "`paceline up --set router.rollout.gate=on` and check again, then a task speculates only after a check that passes"
     )
 
