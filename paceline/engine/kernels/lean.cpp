@@ -223,13 +223,15 @@ struct Look {
 
 inline int64_t blocks_of(int64_t length) { return (length + kLanes - 1) / kLanes; }
 
-// Sixteen keys from `block` * 16 on against one query; positions that are not context are replaced, never added.
+// Sixteen keys from `block` * 16 on against one query; positions that are not context are replaced, never added, and not
+// even read: memory that was read before it is written is mapped twice, the second time at the cost of all cores.
 template <int kVecs>
 inline Vec score(const float* query, const float* keys, int64_t stride, int64_t valid, Vec factor) {
   Vec products[16];
+  const int64_t last = std::min<int64_t>(valid, kLanes) - 1;
 #pragma GCC unroll 16
   for (int j = 0; j < kLanes; ++j) {
-    const float* key = keys + j * stride;
+    const float* key = keys + std::min<int64_t>(j, last) * stride;
     Vec product = load(query) * load(key);
 #pragma GCC unroll 16
     for (int v = 1; v < kVecs; ++v) product = fma(load(query + v * kLanes), load(key + v * kLanes), product);

@@ -25,6 +25,8 @@ _HALF = PANEL // 2
 _BLOCK = 32
 """Inputs that share a scale in the formats of blocks."""
 _FLOAT32, _BFLOAT16, _BLOCKS_4, _BLOCKS_8, _INTEGERS_4, _INTEGERS_8, _FINE_4, _FINE_8 = range(8)
+_WHOLE = {2: torch.int16, 4: torch.int32}
+"""Integers as long as a number of the embedding, by bytes: numpy knows no bfloat16."""
 _STORED = {
     _FLOAT32: "float32",
     _BFLOAT16: "bfloat16",
@@ -168,7 +170,11 @@ class NativeBody:
         for layer, weights in zip(layers, checkpoint.layers(shape), strict=True):
             self._fill(layer, weights)
         # Mapped anew: pages of the packed weights are let go with the old mapping, and only rows in use come back.
-        self._embedding = checkpoint.reopened().embedding(vocab_size, shape.hidden)
+        embedding = checkpoint.reopened().embedding(vocab_size, shape.hidden)
+        # numpy takes rows in this thread; torch wakes its own threads from six on, which then spin on the cores that
+        # ours compute on: a step of six rows took 2 ms longer.
+        self._embedding = embedding.view(_WHOLE[embedding.element_size()]).numpy()
+        self._embedding_type = embedding.dtype
         self._head_outputs = vocab_size
         self._model = _Model(
             layers=layers,
@@ -211,7 +217,8 @@ class NativeBody:
             slot_rows += [kv.row(segment.slot, 0)] * (segment.end - segment.start)
             wanted += range(len(token_ids) - segment.num_logits, len(token_ids))
         indices = [np.array(values, dtype=np.int64) for values in (positions, slot_rows, wanted)]
-        hidden = self._embedding[token_ids].float()
+        rows = self._embedding.take(token_ids, axis=0)
+        hidden = torch.from_numpy(rows).view(self._embedding_type).float()
         logits = torch.empty(len(wanted), self._head_outputs)
         batch = _Batch(
             hidden=hidden.data_ptr(),
