@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cluster.options import DEFAULT_ADDRESS, DEFAULT_VERIFY_ADDRESS, Address, write_file
+from cluster.options import DEFAULT_ADDRESS, DEFAULT_VERIFY_ADDRESS, Address, given, write_file
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from gates.check import Check
 
 EXIT_NOT_HELD = 1
+_PICKING = frozenset({"task", "limit", "repeats", "report"})
+"""Options that another check of the same pair would give anew."""
 
 
 def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None]]) -> None:
@@ -26,6 +28,7 @@ def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None
 
     @app.command()
     def check(
+        context: typer.Context,
         traffic: Annotated[
             Path | None,
             typer.Argument(
@@ -134,6 +137,9 @@ def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None
                         found.facts,
                         simulated=simulate or (SIMULATED if found.facts.model == SIMULATED else ""),
                         started=start,
+                        command=tuple(given(context, but=_PICKING)),
+                        traffic_path=str(traffic or ""),
+                        records=str(base.with_suffix(".jsonl")) if records else "",
                         gated=None if start else asyncio.run(gate_of(address)),
                     ),
                 )

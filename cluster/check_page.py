@@ -9,7 +9,8 @@ from pathlib import Path
 from jinja2 import Environment
 from markupsafe import Markup
 
-from cluster.check_words import advice, conclusion, facts, gates, interval, outcome, rollout_words, task_words
+from cluster.check_advice import advice
+from cluster.check_words import conclusion, do, facts, gates, interval, outcome, rollout_words, task_words
 from gates.bimodal import shape_of
 from gates.check import GOLDEN_ACCEPTANCE, Check
 from gates.svg import bars
@@ -36,6 +37,7 @@ def html(check: Check) -> str:
         css=_CSS,
         golden=GOLDEN_ACCEPTANCE,
         interval=interval,
+        do=do,
         task_words=task_words,
         pictures=[Markup(picture) for picture in _pictures(check)],  # noqa: S704  # our own SVG, its words escaped
         shape=shape.words if shape is not None else "",
@@ -68,6 +70,7 @@ def _pictures(check: Check) -> list[str]:
 
 def as_json(check: Check) -> str:
     """Everything, for programs."""
+    told_next = advice(check)
     told = dataclasses.asdict(dataclasses.replace(check, blocks={}))
     told["blocks"] = [
         {"accepted": length, "whole": whole, "rounds": count}
@@ -78,8 +81,11 @@ def as_json(check: Check) -> str:
         "outcome": outcome(check).value,
         "tail_failing": check.tail.failing,
         "conclusion": conclusion(check),
-        "advice": advice(check),
+        "advice": told_next.words,
+        "command": told_next.command,
     }
+    for found, task in zip(told["tasks"], check.tasks, strict=True):
+        found["do"] = do(task, check)
     return json.dumps(
         told, default=lambda value: value.value if isinstance(value, enum.Enum) else str(value), indent=1
     )

@@ -4,17 +4,19 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cluster.check_advice import advice, listed
 from cluster.diagnose_words import histogram_lines
 from cluster.words import counted
 from gates.bimodal import shape_of
 from gates.bootstrap import Estimate
 from gates.capacity import FILL
 from gates.check import FEWEST, GOLDEN_ACCEPTANCE, SHORT_OUTPUT, Check, TaskCheck
-from gates.noise import Noise
+from gates.noise import Noise, against
 from gates.pairs import Verdict
-from gates.tail_gate import ENOUGH_FOR_P99, FEWEST_FOR_TAIL, TAIL_LIMIT
+from gates.tail_gate import ENOUGH_FOR_P99, FEWEST_FOR_TAIL, TAIL_LIMIT, WHOLE
 
 WIDTH = 80
+_TAIL_HEADER = ("P99 of", "after over before", "asked", "noise", "")
 _MARGIN = {
     Verdict.YES: "surely above 0",
     Verdict.NO: "surely below 0",
@@ -31,6 +33,8 @@ class Gate:
     verdict: Verdict
     question: str
     words: tuple[str, ...]
+    table: tuple[tuple[str, ...], ...] = ()
+    """Rows of figures, the first one their names."""
 
 
 def outcome(check: Check) -> Verdict:
@@ -45,7 +49,7 @@ def conclusion(check: Check) -> str:
     """The first thing to read."""
     if check.holds:
         picked = (
-            f" Only {_listed(list(check.facts.picked))} was checked: if these very requests picked it, check others before you roll out."
+            f" Only {listed(list(check.facts.picked))} was checked: if these very requests picked it, check others before you roll out."
             if check.facts.picked
             else ""
         )
@@ -58,11 +62,11 @@ def conclusion(check: Check) -> str:
     unshown = [gate.name for gate in gates(check) if gate.verdict is Verdict.OPEN]
     words = []
     if failed:
-        words.append(f"{_listed(failed)} {'fails' if len(failed) == 1 else 'fail'}")
+        words.append(f"{listed(failed)} {'fails' if len(failed) == 1 else 'fail'}")
     if check.tail.failing:
         words[-1] += f" ({_failing(check)})"
     if unshown:
-        words.append(f"{_listed(unshown)} {'is' if len(unshown) == 1 else 'are'} not shown to hold")
+        words.append(f"{listed(unshown)} {'is' if len(unshown) == 1 else 'are'} not shown to hold")
     if Verdict.OPEN is check.tail.verdict and (few := _too_few_for_tail(check)):
         words.append(few)
     if not failed:
@@ -76,7 +80,7 @@ def _parts(check: Check) -> str:
     good = [task.task for task in check.tasks if task.verdict is Verdict.YES]
     others = [task.task for task in check.tasks if task.verdict is not Verdict.YES]
     if good and others and check.memory.verdict is not Verdict.NO:
-        return f"; {_listed(good)} may pass alone"
+        return f"; {listed(good)} may pass alone"
     return ", nor for any task of it"
 
 
@@ -89,7 +93,7 @@ def _moved(check: Check) -> str:
     noisy = [task.task for task in check.tasks if task.noisy]
     if noisy:
         found.append(
-            f"the speed by up to {noise.speed or 0.0:.0%} over all ({_listed(noisy)} cannot be judged)"
+            f"the speed by up to {noise.speed or 0.0:.0%} over all ({listed(noisy)} cannot be judged)"
         )
     return (
         "the same requests decoded plainly twice differ from themselves by more than what is to be judged: "
@@ -109,60 +113,6 @@ def _too_few_for_tail(check: Check) -> str:
     if requests is None or requests >= ENOUGH_FOR_P99:
         return ""
     return f"of the tail: {counted(requests, 'request')}, {ENOUGH_FOR_P99} are needed for a yes"
-
-
-def advice(check: Check) -> str:
-    """What to do next."""
-    good = [task.task for task in check.tasks if task.verdict is Verdict.YES]
-    if check.holds and check.facts.simulated:
-        return (
-            f"These were simulated devices ({check.facts.simulated}): it says what such a pair would give, not what yours does. Check "
-            "again on real ones before you roll out."
-        )
-    if check.holds and check.facts.started:
-        return (
-            f"Roll out for {_listed(good)}: the pair that was started for this check is gone, so start one with `paceline up` and the same "
-            "settings, and check there: a running router hears what passed."
-        )
-    if check.holds and good and check.facts.gated is False:
-        return f"{_listed(good)} may speculate. That is what the router does by itself where it pays: its gate is off (see the end)."
-    if check.holds and good:
-        return f"Roll out for {_listed(good)}; `paceline rollout status` shows how it goes."
-    if not check.same_output:
-        return "Keep the records and run `paceline diagnose --records` on them."
-    if check.memory.verdict is Verdict.NO:
-        return "Lower verify.kv_slots or the longest context, or take a smaller drafter, then check again."
-    if check.tail.verdict is Verdict.NO and _late_first(check):
-        return (
-            "It is the first token that comes late, as it does where a drafter reads long prompts beside the target: try one that "
-            "only looks up (--drafter suffix), or a device of its own for the drafter. `paceline diagnose` on the records names the requests."
-        )
-    if check.tail.verdict is Verdict.NO:
-        return "Run `paceline diagnose` on the records, or the ledger: it names the requests that the tail is made of."
-    if check.noisy:
-        return (
-            "Check again when nothing else runs on the machine, with --repeats 3 or more requests; until then plain decoding loses "
-            "nothing."
-        )
-    others = [task for task in check.tasks if not task.too_few and task.verdict is not Verdict.YES]
-    if good and not others and check.memory.verdict is Verdict.OPEN:
-        return "Say where a verify replica of the pair is (--verify host:port): it knows what the pair takes."
-    if good and others:
-        return (
-            f"Check again with --task for {_listed(good)} alone, on other requests: these have picked it, so on them it looks better than it "
-            "is. For the rest plain decoding loses nothing."
-        )
-    if good or any(task.verdict is Verdict.OPEN for task in check.tasks):
-        return (
-            f"Check again with more requests ({ENOUGH_FOR_P99} and more in all, 100 and more a task), on a quieter machine or with "
-            "--repeats 3; until then plain decoding loses nothing."
-        )
-    return "Leave this traffic to plain decoding, or try another drafter (--drafter)."
-
-
-def _late_first(check: Check) -> bool:
-    """Whether the tail is one of first tokens rather than of the tokens behind them."""
-    return "first token" in check.tail.failing and "time a token" not in check.tail.failing
 
 
 def gates(check: Check) -> tuple[Gate, Gate, Gate]:
@@ -220,26 +170,31 @@ def noise_words(noise: Noise) -> str:
 def page_lines(check: Check) -> Iterator[str]:
     """The page for a terminal of 80 columns."""
     yield from textwrap.wrap(conclusion(check), WIDTH)
-    yield from textwrap.wrap(advice(check), WIDTH)
+    told = advice(check)
+    yield from textwrap.wrap(told.words, WIDTH)
+    if told.command:
+        yield f"  $ {told.command}"
     yield ""
     for gate in gates(check):
         yield f"{gate.name.upper():<12}{gate.verdict.value.upper():<10}{gate.question}"
         for words in gate.words:
             yield from textwrap.wrap(words, WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 14)
+        for row in gate.table:
+            yield f"{'':<4}{row[0]:<16}{row[1]:<21}{row[2]:<19}{row[3]:<8}{row[4]}".rstrip()
     yield ""
     yield "by task      requests  accepted share    needs   speed over plain  do"
     for task in check.tasks:
         mark = "" if task.measured else "*"
         yield (
             f"{task.task:<17} {task.requests:>3}  {_narrow(task.share):<16}  {task.needed:>5.2f}{mark:<1}  "
-            f"{_narrow(task.speed):<16}  {_do(task)}"
+            f"{_narrow(task.speed):<16}  {do(task, check)}"
         )
         if task.measured and not task.too_few:
             yield f"{'':<17}      margin {_interval(task.margin)}: {_MARGIN[task.acceptance]}"
     yield from textwrap.wrap(
         "Accepted share: accepted over drafted tokens. Needs: the share at which a round with a draft is as fast as plain "
         f"decoding, measured here at this load (*: not measured, {GOLDEN_ACCEPTANCE:.2f} stands in), uncertain as well: the margin between the two decides. Open: neither better nor worse could be "
-        "shown. Do: by the task's own speed; it is rolled out only if all three gates hold. Intervals: 95 %.",
+        "shown. Do: by the task's own speed; it is rolled out only if all three gates hold (until then: not yet). Intervals: 95 %.",
         WIDTH,
     )
     if check.blocks:
@@ -322,34 +277,47 @@ def _tail(check: Check) -> Gate:
             question,
             ("see the notes" if gate.verdict is Verdict.NO else "too few requests",),
         )
-    times = f"{gate.before_s:.2f} s -> {gate.after_s:.2f} s, " if gate.before_s else "the worst task's, "
-    words = [f"whole request: {times}ratio {_interval(gate.total)}; {_line(check, 'whole request')}"]
-    words += [f"{name}: ratio {_interval(one)}; {_line(check, name)}" for name, one in gate.others.items()]
+    words = (
+        [] if gate.before_s == 0 else [f"whole request: P99 {gate.before_s:.2f} s -> {gate.after_s:.2f} s"]
+    )
     if gate.requests is not None and gate.requests < ENOUGH_FOR_P99 and gate.verdict is Verdict.OPEN:
         words.append(
-            f"not shown: {counted(gate.requests, 'request')}, {ENOUGH_FOR_P99} are needed for a yes and {FEWEST_FOR_TAIL} for a no"
+            f"not shown: {counted(gate.requests, 'request')}, {ENOUGH_FOR_P99} are needed for a yes and {FEWEST_FOR_TAIL} for a no "
+            "(repeats of one request count once)"
         )
     if check.speed is not None:
         words.append(f"(on the mean decoding is {_interval(check.speed)} times as fast as plain)")
-    return Gate("tail", gate.verdict, question, tuple(words))
+    rows = [_tail_row(check, name, one) for name, one in gate.lines.items()]
+    return Gate("tail", gate.verdict, question, tuple(words), (_TAIL_HEADER, *rows))
 
 
-def _line(check: Check, name: str) -> str:
-    """What is asked of one time of the tail, and whether it made the verdict."""
-    asked = (
-        f"must be surely at most {TAIL_LIMIT:.2f}"
-        if name == "whole request"
-        else f"must not be surely above {TAIL_LIMIT:.2f}"
-    )
+def _tail_row(check: Check, name: str, ratio: Estimate) -> tuple[str, ...]:
+    """One time of the tail: ratio, mark, what plain decoding moved by itself, what follows."""
+    said, whole = against(ratio, TAIL_LIMIT), name == WHOLE
+    shown = check.tail.verdict is Verdict.YES or (check.tail.requests or ENOUGH_FOR_P99) >= ENOUGH_FOR_P99
     if name in check.tail.failing:
-        return f"{asked}: FAILS"
-    if name in check.tail.noisy:
-        return f"{asked}: within what plain decoding moved by itself ({check.noise.tails.get(name, 0.0):.0%})"
-    return asked
+        verdict = "FAILS"
+    elif name in check.tail.noisy:
+        verdict = "within noise"
+    elif said is Verdict.NO or (whole and said is Verdict.YES and not shown):
+        verdict = "too few"
+    else:
+        verdict = "open" if whole and said is Verdict.OPEN else "holds"
+    moved = check.noise.tails.get(name)
+    return (
+        name,
+        _interval(ratio),
+        f"{'surely' if whole else 'not surely'} {'<=' if whole else '>'} {TAIL_LIMIT:.2f}",
+        "-" if moved is None else f"{moved:.0%}",
+        verdict,
+    )
 
 
-def _do(task: TaskCheck) -> str:
-    return f"too few ({task.requests} of {FEWEST})" if task.too_few else _DO[task.verdict]
+def do(task: TaskCheck, check: Check) -> str:
+    """What to do for a task, in a word: a task that is faster waits for the gates of the whole."""
+    if task.too_few:
+        return f"too few ({task.requests} of {FEWEST})"
+    return "not yet" if task.verdict is Verdict.YES and not check.holds else _DO[task.verdict]
 
 
 def rollout_lines(check: Check) -> Iterator[str]:
@@ -376,9 +344,12 @@ def rollout_words(check: Check) -> str:
     )
 
 
-def task_words(task: TaskCheck) -> str:
+def task_words(task: TaskCheck, check: Check) -> str:
     """What to do for a task, and why."""
-    return task.words if task.too_few else f"{_DO[task.verdict]}: {task.words}"
+    if task.too_few:
+        return task.words
+    waits = ", but not all three gates hold" if do(task, check) == "not yet" else ""
+    return f"{do(task, check)}: {task.words}{waits}"
 
 
 def interval(estimate: Estimate | None) -> str:
@@ -396,7 +367,3 @@ def _narrow(estimate: Estimate | None) -> str:
 
 def _size(count: float) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

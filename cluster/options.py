@@ -24,3 +24,18 @@ def write_file(path: Path, text: str, *, private: bool = False) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def given(context: typer.Context, *, but: frozenset[str]) -> list[str]:
+    """The words of a command line that were given, without the options named ``but``: what to type for the same again."""
+    words = context.command_path.split()
+    for option in context.command.params:
+        value = context.params.get(option.name or "")
+        if option.name in but or value is None or value == option.get_default(context):
+            continue
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(one, bool):
+                words.append((option.opts if one else option.secondary_opts)[0])
+            else:
+                words += [option.opts[0], str(one)] if option.param_type_name == "option" else [str(one)]
+    return words

@@ -52,6 +52,12 @@ class Facts:
     """Streams at the same time while it was checked."""
     price_per_hour: float = 0.0
     traffic: str = ""
+    traffic_path: str = ""
+    """As it was given on the command line."""
+    command: tuple[str, ...] = ()
+    """That made this check, without what picks or repeats requests; empty: not made by one."""
+    records: str = ""
+    """Where the records of the requests lie."""
     picked: tuple[str, ...] = ()
     """Types of task that alone were checked."""
     simulated: str = ""

@@ -9,8 +9,9 @@ import pytest
 from planted import record
 from typer.testing import CliRunner
 
+from cluster.check_advice import advice
 from cluster.check_page import as_json, html
-from cluster.check_words import advice, conclusion, facts, page_lines, rollout_lines
+from cluster.check_words import conclusion, facts, page_lines, rollout_lines
 from cluster.cli import app
 from gates.bootstrap import ratio_of_quantiles, ratio_of_sums
 from gates.capacity import Memory
@@ -95,7 +96,7 @@ def test_a_good_pair_passes_all_gates():
     assert check.tasks[0].needed == pytest.approx((52 / 28 - 1) / 4, abs=0.01)
     assert check.tasks[0].speed.low > 1.3
     assert conclusion(check).startswith("YES")
-    assert "code and rag" in advice(check)
+    assert "code and rag" in advice(check).words
 
 
 def test_a_kv_budget_too_small_fails_memory_alone():
@@ -145,7 +146,7 @@ def test_a_tail_of_late_first_tokens_is_said_to_be_one():
             pair.speculative.row[from_names(name)] += int(1e9) if index % 9 == 0 else 0
     check = judge(found, FACTS)
     assert check.tail.verdict is Verdict.NO
-    assert "first token" in advice(check)
+    assert "first token" in advice(check).words
 
 
 def slowed(found, way, *, factor, names=("decode_ns", "total_ns"), indices=None):
@@ -171,7 +172,7 @@ def test_what_plain_decoding_does_by_itself_is_not_held_against_the_drafter():
     assert conclusion(noisy).startswith("TOO NOISY TO JUDGE: the same requests decoded plainly twice")
     assert "P99 of the first token by 6" in conclusion(noisy)
     assert "NOT SHOWN" in conclusion(noisy)
-    assert "nothing else runs" in advice(noisy)
+    assert "nothing else runs" in advice(noisy).words
 
 
 def test_a_gain_smaller_than_the_noise_is_none():
@@ -217,15 +218,41 @@ def test_the_headline_names_the_line_that_failed_and_its_mark():
     assert "the mark is 1.05" in conclusion(check)
     page = "\n".join(page_lines(check))
     assert page.count("FAILS") == 1
-    assert "must not be surely above 1.05: FAILS" in " ".join(page.split())
+    line = next(line for line in page.splitlines() if "FAILS" in line).split()
+    assert line[:2] == ["first", "token"]
+    assert " ".join(line).endswith("not surely > 1.05 0% FAILS"), line
 
 
 def test_a_task_checked_alone_needs_other_requests():
     """Those that picked it flatter it."""
     check = judge(pairs({"code": 0.85, "creative_writing": 0.05}), FACTS)
-    assert "on other requests" in advice(check)
+    assert "on other requests" in advice(check).words
     assert "as a whole; code may pass alone" in conclusion(check)
     assert "nor for any task" in conclusion(judge(pairs({"qa": 0.05}), FACTS))
+
+
+def test_a_good_task_beside_a_whole_that_fails_is_not_called_go():
+    """It is faster, but waits for a check of it alone; the page, the figures and the terminal say so, with the command to type."""
+    known = replace(
+        FACTS,
+        command=("paceline", "check", "my requests.jsonl", "--load", "4"),
+        traffic_path="my requests.jsonl",
+    )
+    check = judge(pairs({"code": 0.85, "creative_writing": 0.05}), known)
+    line = next(line for line in page_lines(check) if line.startswith("code "))
+    assert line.endswith("not yet")
+    assert '<td class="open">not yet: faster than plain decoding, but not all three gates hold</td>' in html(
+        check
+    )
+    told = json.loads(as_json(check))
+    assert {task["task"]: task["do"] for task in told["tasks"]} == {
+        "code": "not yet",
+        "creative_writing": "plain",
+    }
+    assert told["command"] == "paceline check OTHER.jsonl --load 4 --task code"
+    passed = judge(pairs({"code": 0.85}), known)
+    assert next(line for line in page_lines(passed) if line.startswith("code ")).endswith("speculate")
+    assert json.loads(as_json(passed))["command"] == "paceline rollout status"
 
 
 def test_the_page_says_what_the_verdict_changes():
@@ -285,7 +312,7 @@ def test_tasks_are_judged_each_for_itself():
     }
     assert check.acceptance is Verdict.NO
     assert any("not judged" in note for note in check.notes)
-    assert "--task for code" in advice(check)
+    assert "--task for code" in advice(check).words
 
 
 def test_what_nobody_told_is_not_shown():
