@@ -5,7 +5,9 @@
 The stream mixes all Spec-Bench categories with creative writing and with a task on which every drafter fails (random words, high
 temperature). Arrivals are paired: at each level the same requests, in the same order and with the same seeds, go through a closed loop
 of so many streams, once automatic and once plain, in short blocks that take turns, so that a neighbour on the machine meets both.
-Tokens must be equal. With `--static K` a third way is run too: speculative with that k for everything. The last line is `RESULT {json}`
+Tokens must be equal. `p99_gap` is of the requests' mean time a token behind the first, as in the holdout's comparison
+(router/holdout.py); `p99_chunk_gap` of all times between two arrivals. The second counts a round that brings five tokens like one that
+brings one: it is above 1 wherever verifying rows costs anything, so it has no bar. With `--static K` a third way is run too: speculative with that k for everything. The last line is `RESULT {json}`
 with the ratios automatic / plain and their bars.
 """
 
@@ -57,6 +59,7 @@ class Measured:
     seconds: float = 0.0
     totals: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
+    chunk_gaps: list[float] = field(default_factory=list)
     firsts: list[float] = field(default_factory=list)
     by_kind: dict[str, list[float]] = field(default_factory=dict)
     drafted: int = 0
@@ -68,6 +71,7 @@ class Measured:
             "tokens_s": self.tokens / self.seconds,
             "p99_total": quantile(self.totals, 0.99),
             "p99_gap": quantile(self.gaps, 0.99),
+            "p99_chunk_gap": quantile(self.chunk_gaps, 0.99),
             "ttft": statistics.fmean(self.firsts),
         }
 
@@ -99,8 +103,9 @@ def stream(prompts: Path, count: int) -> list[Request]:
 
 async def one(client: Client, request: Request, way: str, max_tokens: int, into: Measured) -> list[int]:
     """One request, measured."""
-    started = last = time.perf_counter()
+    started = last = first = time.perf_counter()
     ids: list[int] = []
+    at_first = 0
     mode = {"automatic": None, "plain": Mode.PLAIN}.get(way, Mode.SPECULATIVE)
     message = generate_request(
         messages=[("user", request.text)],
@@ -116,9 +121,10 @@ async def one(client: Client, request: Request, way: str, max_tokens: int, into:
         match event:
             case Chunk(token_ids=new) if new:
                 if ids:
-                    into.gaps.append(now - last)
+                    into.chunk_gaps.append(now - last)
                 else:
                     into.firsts.append(now - started)
+                    first, at_first = now, len(new)
                 ids += new
                 last = now
             case Finished(speculative=stats):
@@ -127,6 +133,8 @@ async def one(client: Client, request: Request, way: str, max_tokens: int, into:
             case _:
                 pass
     total = time.perf_counter() - started
+    if len(ids) > at_first:
+        into.gaps.append((last - first) / (len(ids) - at_first))
     into.totals.append(total)
     into.by_kind.setdefault(request.kind, []).append(total)
     into.tokens += len(ids)
@@ -179,6 +187,7 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
                 "throughput": round(ratios["tokens_s"], 3),
                 "p99_total": round(ratios["p99_total"], 3),
                 "p99_gap": round(ratios["p99_gap"], 3),
+                "p99_chunk_gap": round(ratios["p99_chunk_gap"], 3),
                 "ttft": round(ratios["ttft"], 3),
                 "requests": len(requests),
                 "different": different,

@@ -56,10 +56,10 @@ def _print_tables(console: Console, comparisons: Sequence[Comparison]) -> None:
     if any(one.speculative is not one.automatic for one in comparisons):
         console.print("forced: the router chose plain; speculation was asked for, to compare.")
         console.print("A plain row is the same decoding twice: its ratio is the machine's own noise.")
-    console.print("ratio: speed over plain decoding of the same prompt; total: the whole request.")
+    console.print("ratio: speed over plain decoding; decode: behind the first token; total: all.")
 
 
-_RESULT_HEADINGS = ("tokens", "rounds", "tokens\na round", "ratio\ndecode", "ratio\ntotal", "same\noutput")
+_RESULT_HEADINGS = ("tokens", "rounds", "tokens\na round", "decode\nratio", "total\nratio", "same\noutput")
 _TIME_HEADINGS = (
     "tokens/s\nplain",
     "tokens/s\nhere",

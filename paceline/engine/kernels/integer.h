@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "interface.h"
 #include "linear.h"
@@ -102,6 +103,7 @@ void quantise(const float* x, int64_t inputs, Quantised* to) {
 struct Weights {
   __m512i q[kGroups][2];  // for outputs 0 to 15, and 16 to 31
   __m512 scale[2];
+  __m512 minimum[2];  // of 4-bit weights
 };
 
 inline __m512i four_inputs(const int8_t* q, int group) {
@@ -110,86 +112,88 @@ inline __m512i four_inputs(const int8_t* q, int group) {
   return _mm512_set1_epi32(four);
 }
 
-template <bool kFine>
-inline void dot(const Weights& weights, const Quantised& x, int32_t from, __m512 (&found)[2]) {
-  __m512i low = kFine ? _mm512_setzero_si512() : _mm512_set1_epi32(from), high = low;
+// A block times the blocks of kRows rows, which lie `stride` apart: two rows at a time keep both multipliers busy, where the sums of
+// one wait for themselves. For 8-bit weights a sum begins at the row's offset.
+template <bool kFine, bool kOffset, int kRows>
+inline void dot(const Weights& weights, const Quantised* x, int64_t stride, __m512 (&found)[kRows][2]) {
+  __m512i upper[kRows][2], lower[kRows][2];
+  for (int r = 0; r < kRows; ++r) {
+    const __m512i from = kOffset ? _mm512_set1_epi32(x[r * stride].offset) : _mm512_setzero_si512();
+    for (int h = 0; h < 2; ++h) {
+      upper[r][h] = kFine ? _mm512_setzero_si512() : from;
+      lower[r][h] = from;
+    }
+  }
 #pragma GCC unroll 8
   for (int g = 0; g < kGroups; ++g) {
-    const __m512i four = four_inputs(x.q, g);
-    low = _mm512_dpbusd_epi32(low, weights.q[g][0], four);
-    high = _mm512_dpbusd_epi32(high, weights.q[g][1], four);
-  }
-  if (kFine) {
-    __m512i low_rest = _mm512_set1_epi32(from), high_rest = low_rest;
-#pragma GCC unroll 8
-    for (int g = 0; g < kGroups; ++g) {
-      const __m512i four = four_inputs(x.lower, g);
-      low_rest = _mm512_dpbusd_epi32(low_rest, weights.q[g][0], four);
-      high_rest = _mm512_dpbusd_epi32(high_rest, weights.q[g][1], four);
+#pragma GCC unroll 2
+    for (int r = 0; r < kRows; ++r) {
+      const __m512i four = four_inputs(x[r * stride].q, g);
+      for (int h = 0; h < 2; ++h) upper[r][h] = _mm512_dpbusd_epi32(upper[r][h], weights.q[g][h], four);
+      if (kFine) {
+        const __m512i rest = four_inputs(x[r * stride].lower, g);
+        for (int h = 0; h < 2; ++h) lower[r][h] = _mm512_dpbusd_epi32(lower[r][h], weights.q[g][h], rest);
+      }
     }
-    low = _mm512_add_epi32(_mm512_slli_epi32(low, 8), low_rest);
-    high = _mm512_add_epi32(_mm512_slli_epi32(high, 8), high_rest);
   }
-  found[0] = _mm512_cvtepi32_ps(low);
-  found[1] = _mm512_cvtepi32_ps(high);
-}
-
-template <bool kFine>
-inline void integer_sums(const Grouped4* blocks, int64_t count, const Quantised* x, int64_t rows, float* c) {
-  const __m512i half = _mm512_set1_epi8(15);
-  for (int64_t b = 0; b < count; ++b) {
-    const Grouped4& block = blocks[b];
-    prefetch(blocks + b);
-    Weights weights;
-#pragma GCC unroll 8
-    for (int g = 0; g < kGroups; ++g) {
-      const __m512i both = _mm512_loadu_si512(block.q[g]);
-      weights.q[g][0] = _mm512_and_si512(both, half);
-      weights.q[g][1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), half);
-    }
-    __m512 minimum[2];
+  for (int r = 0; r < kRows; ++r) {
     for (int h = 0; h < 2; ++h) {
-      weights.scale[h] = half_to_float(block.scale + h * kLanes);
-      minimum[h] = half_to_float(block.minimum + h * kLanes);
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-      const Quantised& input = x[r * count + b];
-      __m512 found[2];
-      dot<kFine>(weights, input, 0, found);
-      const __m512 scale = _mm512_set1_ps(input.scale), sum = _mm512_set1_ps(input.sum);
-      for (int h = 0; h < 2; ++h) {
-        float* to = c + r * kPanel + h * kLanes;
-        const __m512 before = b == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
-        const __m512 raised = _mm512_fmadd_ps(minimum[h], sum, before);
-        _mm512_storeu_ps(to, _mm512_fmadd_ps(found[h], _mm512_mul_ps(weights.scale[h], scale), raised));
-      }
+      const __m512i whole = kFine ? _mm512_add_epi32(_mm512_slli_epi32(upper[r][h], 8), lower[r][h]) : upper[r][h];
+      found[r][h] = _mm512_cvtepi32_ps(whole);
     }
   }
 }
 
-template <bool kFine>
-inline void integer_sums(const Grouped8* blocks, int64_t count, const Quantised* x, int64_t rows, float* c) {
+inline void open(const Grouped4& block, Weights& weights) {
+  const __m512i half = _mm512_set1_epi8(15);
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroups; ++g) {
+    const __m512i both = _mm512_loadu_si512(block.q[g]);
+    weights.q[g][0] = _mm512_and_si512(both, half);
+    weights.q[g][1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), half);
+  }
+  for (int h = 0; h < 2; ++h) {
+    weights.scale[h] = half_to_float(block.scale + h * kLanes);
+    weights.minimum[h] = half_to_float(block.minimum + h * kLanes);
+  }
+}
+
+inline void open(const Grouped8& block, Weights& weights) {
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroups; ++g) {
+    for (int h = 0; h < 2; ++h) weights.q[g][h] = _mm512_loadu_si512(block.q[h][g]);
+  }
+  for (int h = 0; h < 2; ++h) weights.scale[h] = half_to_float(block.scale + h * kLanes);
+}
+
+// A block's part of the sums of kRows rows, c [kRows][32].
+template <bool kFine, bool kMinimum, int kRows>
+inline void add_block(const Weights& weights, const Quantised* x, int64_t stride, bool first, float* c) {
+  __m512 found[kRows][2];
+  dot<kFine, !kMinimum, kRows>(weights, x, stride, found);
+  for (int r = 0; r < kRows; ++r) {
+    const __m512 scale = _mm512_set1_ps(x[r * stride].scale);
+    for (int h = 0; h < 2; ++h) {
+      float* to = c + r * kPanel + h * kLanes;
+      __m512 before = first ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
+      if (kMinimum) before = _mm512_fmadd_ps(weights.minimum[h], _mm512_set1_ps(x[r * stride].sum), before);
+      _mm512_storeu_ps(to, _mm512_fmadd_ps(found[r][h], _mm512_mul_ps(weights.scale[h], scale), before));
+    }
+  }
+}
+
+template <typename Block, bool kFine>
+inline void integer_sums(const Block* blocks, int64_t count, const Quantised* x, int64_t rows, float* c) {
+  constexpr bool kMinimum = std::is_same<Block, Grouped4>::value;
   for (int64_t b = 0; b < count; ++b) {
-    const Grouped8& block = blocks[b];
     prefetch(blocks + b);
     Weights weights;
-#pragma GCC unroll 8
-    for (int g = 0; g < kGroups; ++g) {
-      weights.q[g][0] = _mm512_loadu_si512(block.q[0][g]);
-      weights.q[g][1] = _mm512_loadu_si512(block.q[1][g]);
+    open(blocks[b], weights);
+    int64_t r = 0;
+    for (; r + 2 <= rows; r += 2) {
+      add_block<kFine, kMinimum, 2>(weights, x + r * count + b, count, b == 0, c + r * kPanel);
     }
-    for (int h = 0; h < 2; ++h) weights.scale[h] = half_to_float(block.scale + h * kLanes);
-    for (int64_t r = 0; r < rows; ++r) {
-      const Quantised& input = x[r * count + b];
-      __m512 found[2];
-      dot<kFine>(weights, input, input.offset, found);
-      const __m512 scale = _mm512_set1_ps(input.scale);
-      for (int h = 0; h < 2; ++h) {
-        float* to = c + r * kPanel + h * kLanes;
-        const __m512 before = b == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
-        _mm512_storeu_ps(to, _mm512_fmadd_ps(found[h], _mm512_mul_ps(weights.scale[h], scale), before));
-      }
-    }
+    if (r < rows) add_block<kFine, kMinimum, 1>(weights, x + r * count + b, count, b == 0, c + r * kPanel);
   }
 }
 
@@ -200,7 +204,7 @@ void integer_sums(const Linear& linear, int64_t panel, const Quantised* x, int64
   const int64_t count = linear.inputs / kBlock;
   const Block* blocks = static_cast<const Block*>(linear.weight) + panel * count;
   for (int64_t row = 0; row < rows; row += kTileRows) {
-    integer_sums<kFine>(blocks, count, x + row * count, std::min(kTileRows, rows - row), c + row * kPanel);
+    integer_sums<Block, kFine>(blocks, count, x + row * count, std::min(kTileRows, rows - row), c + row * kPanel);
   }
 }
 #else

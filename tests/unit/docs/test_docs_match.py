@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from google.protobuf import json_format
 from pydantic import BaseModel
 from typer.main import get_command
 
 from cluster.cli import app
 from paceline.config import DrafterConfig, PacelineConfig, PlanRule
+from paceline.v1 import router_pb2
 
 ROOT = Path(__file__).parents[3]
 PAGES = [
@@ -160,3 +162,13 @@ def _is_setting(name: str) -> bool:
         elif index < len(parts):
             return False
     return True
+
+
+def test_the_request_for_grpcurl_is_one() -> None:
+    """Its JSON is a request, and what is called is a method."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (body,) = re.findall(r"REQUEST='(.*)'$", text, re.MULTILINE)
+    assert json_format.Parse(body, router_pb2.GenerateRequest()).chat.messages[0].role == "user"
+    for service, method in re.findall(r"7440[ /](paceline\.v1\.\w+)/(\w+)", text):
+        assert service == router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
+        assert method in router_pb2.DESCRIPTOR.services_by_name["RouterService"].methods_by_name
