@@ -39,6 +39,8 @@ class Body(Protocol):
     """What computes: part of the identity under which bits are equal."""
     precision: str
     """As ``model.dtype`` names it."""
+    kv_dtype: torch.dtype
+    """Of keys and values as they are kept."""
 
     def forward(self, segments: Sequence[Segment], kv: SlotKV, layers: int) -> torch.Tensor:
         """Logits [sum of num_logits, V] after the first ``layers`` layers; writes the KV rows, moves no length."""
@@ -104,7 +106,7 @@ class LeanRunner:
         self.device = source.device
         self.eos_token_ids = source.eos_token_ids
         self.kv = SlotKV(
-            kv_shape, num_slots=kv_slots, capacity=capacity, dtype=source.dtype, device=source.device
+            kv_shape, num_slots=kv_slots, capacity=capacity, dtype=body.kv_dtype, device=source.device
         )
         ids = probe_ids(source.config.vocab_size, capacity)
         deterministic = rows_are_independent(self._run, self.kv, ids)
@@ -190,6 +192,7 @@ class _Widened:
     def __init__(self, body: Body, head_ids: torch.Tensor, vocab_size: int, device: torch.device) -> None:
         self.kernels = f"{body.kernels}, head over {len(head_ids)} tokens"
         self.precision = body.precision
+        self.kv_dtype = body.kv_dtype
         self._body = body
         self._head_ids = head_ids.to(device)
         self._vocab_size = vocab_size

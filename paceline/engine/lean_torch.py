@@ -50,6 +50,7 @@ class TorchBody:
         self._device = device
         self._dtype = dtype
         self.precision = str(dtype).removeprefix("torch.")
+        self.kv_dtype = dtype
         packs = can_pack(device)
         self.kernels = "torch operations, " + ("linears packed for oneDNN" if packs else f"on {device.type}")
 

@@ -37,7 +37,8 @@ struct Model {
   int64_t kv_heads;
   int64_t head_size;
   float epsilon;
-  float scaling;  // of attention scores
+  float scaling;    // of attention scores
+  int64_t half_kv;  // 1: keys and values are kept as float16; AVX-512 only
 };
 
 struct Batch {
@@ -46,8 +47,8 @@ struct Batch {
   const int64_t* slot_rows;  // [rows]: storage row of position 0 of the row's sequence
   const int64_t* wanted;     // [num_wanted]: rows whose logits are wanted
   float* logits;             // [num_wanted, outputs of the head]
-  float* keys;               // [layers, storage rows, KV heads * head size]
-  float* values;
+  void* keys;                // [layers, storage rows, KV heads * head size]
+  void* values;
   int64_t storage_rows;
   int64_t rows;
   int64_t num_wanted;

@@ -21,7 +21,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "integer.h"
@@ -30,6 +32,23 @@
 #include "vectors.h"
 
 namespace {
+
+// ---- Memory ----
+
+// Begins where a line of the caches does: a vector across two of them is read twice.
+template <typename T>
+struct Aligned {
+  using value_type = T;
+  Aligned() = default;
+  template <typename U>
+  Aligned(const Aligned<U>&) {}
+  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t{64})); }
+  void deallocate(T* at, size_t) { ::operator delete(at, std::align_val_t{64}); }
+  bool operator==(const Aligned&) const { return true; }
+  bool operator!=(const Aligned&) const { return false; }
+};
+
+using Floats = std::vector<float, Aligned<float>>;
 
 // ---- Threads ----
 
@@ -210,9 +229,10 @@ constexpr int64_t kStretch = 64;   // positions whose values stay in the first c
 
 struct Look {
   const float* query;  // [rows][query_stride], the group's heads one behind the other
-  const float* keys;   // of position 0; [positions][kv_stride]
-  const float* values;
-  float* scores;  // [rows][kGroup][scores_stride]
+  const void* keys;    // of position 0; [positions][kv_stride], float32 or float16
+  const void* values;
+  float* widened;  // [kStretch][head size]: room for what was float16
+  float* scores;   // [rows][kGroup][scores_stride]
   float* out;     // [rows][out_stride]
   int64_t query_stride, kv_stride, scores_stride, out_stride;
   int64_t rows;
@@ -257,7 +277,21 @@ inline float weigh(float* scores, int64_t blocks) {
   return sum(weights);
 }
 
-// out += weights of positions `from` .. `to` times their values, in ascending order.
+// `count` keys or values as float32, and how far apart they lie: where they are, or widened into `room`.
+template <int kVecs>
+inline const float* as_floats(const float* from, int64_t, int64_t, float*) {
+  return from;
+}
+
+template <int kVecs>
+inline const float* as_floats(const Half* from, int64_t stride, int64_t count, float* room) {
+  for (int64_t j = 0; j < count; ++j) {
+    for (int v = 0; v < kVecs; ++v) store(room + (j * kVecs + v) * kLanes, widen(from + j * stride + v * kLanes));
+  }
+  return room;
+}
+
+// out += weights of positions `from` .. `to` times their values, of which the first is that of `from`, in ascending order.
 template <int kVecs, int kGroup>
 inline void gather(const float* weights, int64_t weights_stride, const float* values, int64_t stride, int64_t from,
                    int64_t to, float* out) {
@@ -266,7 +300,7 @@ inline void gather(const float* weights, int64_t weights_stride, const float* va
     for (int v = 0; v < kVecs; ++v) total[g][v] = from == 0 ? Vec{} : load(out + (g * kVecs + v) * kLanes);
   }
   for (int64_t j = from; j < to; ++j) {
-    const float* value = values + j * stride;
+    const float* value = values + (j - from) * stride;
 #pragma GCC unroll 16
     for (int v = 0; v < kVecs; ++v) {
       const Vec part = load(value + v * kLanes);
@@ -280,33 +314,38 @@ inline void gather(const float* weights, int64_t weights_stride, const float* va
 }
 
 // Asks for the keys or values of positions `first` .. `last`.
-template <int kVecs>
-inline void ask(const float* from, int64_t stride, int64_t first, int64_t last) {
+template <int kVecs, typename Kept>
+inline void ask(const Kept* from, int64_t stride, int64_t first, int64_t last) {
+  constexpr int kLine = 64 / sizeof(Kept);
   for (int64_t j = first; j < last; ++j) {
-    for (int v = 0; v < kVecs; ++v) __builtin_prefetch(from + j * stride + v * kLanes);
+    for (int at = 0; at < kVecs * kLanes; at += kLine) __builtin_prefetch(from + j * stride + at);
   }
 }
 
 // Rows share what is read, not arithmetic: each has the same operations in the same order as alone.
-template <int kVecs, int kGroup>
+template <typename Kept, int kVecs, int kGroup>
 void attend(const Look& look) {
   constexpr int kSize = kVecs * kLanes;
+  const Kept *all_keys = static_cast<const Kept*>(look.keys), *all_values = static_cast<const Kept*>(look.values);
+  const int64_t stride = std::is_same<Kept, float>::value ? look.kv_stride : kSize;
   const int64_t last = look.length + look.rows - 1;
   const int64_t row_scores = kGroup * look.scores_stride;
   for (int64_t block = 0; block < blocks_of(last); ++block) {
     const int64_t first = block * kLanes;
+    const float* keys = as_floats<kVecs>(all_keys + first * look.kv_stride, look.kv_stride,
+                                         std::min<int64_t>(kLanes, last - first), look.widened);
     for (int64_t r = 0; r < look.rows; ++r) {
       if (first >= look.length + r) continue;
       for (int g = 0; g < kGroup; ++g) {
         // A little before each piece of arithmetic: asking for much at once waits for it.
         const int64_t from = kLanes * (r * kGroup + g) / (look.rows * kGroup);
         const int64_t to = kLanes * (r * kGroup + g + 1) / (look.rows * kGroup);
-        ask<kVecs>(look.keys, look.kv_stride, first + 2 * kLanes + from, std::min(first + 2 * kLanes + to, last));
-        ask<kVecs>(look.values, look.kv_stride, first + from, std::min(first + to, last));
+        ask<kVecs>(all_keys, look.kv_stride, first + 2 * kLanes + from, std::min(first + 2 * kLanes + to, last));
+        ask<kVecs>(all_values, look.kv_stride, first + from, std::min(first + to, last));
         look.ahead->ask(kAsked);
         store(look.scores + r * row_scores + g * look.scores_stride + first,
-              score<kVecs>(look.query + r * look.query_stride + g * kSize, look.keys + first * look.kv_stride,
-                           look.kv_stride, look.length + r - first, splat(look.scaling)));
+              score<kVecs>(look.query + r * look.query_stride + g * kSize, keys, stride, look.length + r - first,
+                           splat(look.scaling)));
       }
     }
   }
@@ -317,10 +356,12 @@ void attend(const Look& look) {
     }
   }
   for (int64_t from = 0; from < last; from += kStretch) {
+    const float* values = as_floats<kVecs>(all_values + from * look.kv_stride, look.kv_stride,
+                                           std::min(kStretch, last - from), look.widened);
     for (int64_t r = 0; r < look.rows; ++r) {
       const int64_t to = std::min(from + kStretch, look.length + r);
       if (from >= to) continue;
-      gather<kVecs, kGroup>(look.scores + r * row_scores, look.scores_stride, look.values, look.kv_stride, from, to,
+      gather<kVecs, kGroup>(look.scores + r * row_scores, look.scores_stride, values, stride, from, to,
                             look.out + r * look.out_stride);
     }
   }
@@ -335,30 +376,33 @@ void attend(const Look& look) {
 
 using Attend = void (*)(const Look&);
 
-template <int kVecs>
+template <typename Kept, int kVecs>
 Attend attend_for(int group) {
   switch (group) {
-    case 1: return attend<kVecs, 1>;
-    case 2: return attend<kVecs, 2>;
-    case 3: return attend<kVecs, 3>;
-    default: return attend<kVecs, 4>;
+    case 1: return attend<Kept, kVecs, 1>;
+    case 2: return attend<Kept, kVecs, 2>;
+    case 3: return attend<Kept, kVecs, 3>;
+    default: return attend<Kept, kVecs, 4>;
   }
 }
 
+template <typename Kept>
 Attend attend_for(int64_t head_size, int group) {
   switch (head_size) {
-    case 16: return attend_for<1>(group);
-    case 32: return attend_for<2>(group);
-    case 48: return attend_for<3>(group);
-    case 64: return attend_for<4>(group);
-    case 80: return attend_for<5>(group);
-    case 96: return attend_for<6>(group);
-    case 112: return attend_for<7>(group);
-    case 128: return attend_for<8>(group);
-    case 256: return attend_for<16>(group);
+    case 16: return attend_for<Kept, 1>(group);
+    case 32: return attend_for<Kept, 2>(group);
+    case 48: return attend_for<Kept, 3>(group);
+    case 64: return attend_for<Kept, 4>(group);
+    case 80: return attend_for<Kept, 5>(group);
+    case 96: return attend_for<Kept, 6>(group);
+    case 112: return attend_for<Kept, 7>(group);
+    case 128: return attend_for<Kept, 8>(group);
+    case 256: return attend_for<Kept, 16>(group);
     default: return nullptr;
   }
 }
+
+constexpr int64_t kMostHead = 256;
 
 // ---- The forward ----
 
@@ -399,6 +443,7 @@ class Engine {
       own.thread = static_cast<int>(&own - own_.data());
       own.scores.resize(kTile * 4 * scores_stride_);
       own.scratch.resize(kDepth * kPanel);
+      own.widened.resize(kStretch * kMostHead);
     }
   }
 
@@ -412,7 +457,7 @@ class Engine {
  private:
   struct Own {  // what a thread needs for itself
     int thread;
-    std::vector<float> normed, product, scores, scratch;
+    Floats normed, product, scores, scratch, widened;
     std::vector<Quantised> quantised;
     Ahead ahead;
   };
@@ -507,7 +552,7 @@ class Engine {
     const int64_t size = model_.head_size, half = size / 2, width = (model_.heads + 2 * model_.kv_heads) * size;
     const int64_t kv_width = model_.kv_heads * size;
     phases_.run(at, own.thread, batch.rows, [&](int64_t r) {
-      float head[256];
+      float head[kMostHead], rotated[kMostHead];
       float* row = qkv_.data() + r * width;
       const float* cosines = model_.cosines + batch.positions[r] * half;
       const float* sines = model_.sines + batch.positions[r] * half;
@@ -520,11 +565,20 @@ class Engine {
         } else {
           std::memcpy(head, row + h * size, size * sizeof(float));
         }
-        float* to = is_query ? row + h * size : batch.keys + stored + (h - model_.heads) * size;
-        rotate(head, cosines, sines, half, to);
+        rotate(head, cosines, sines, half, is_query ? row + h * size : rotated);
+        if (!is_query) keep(rotated, size, batch.keys, stored + (h - model_.heads) * size);
       }
-      std::memcpy(batch.values + stored, row + (model_.heads + model_.kv_heads) * size, kv_width * sizeof(float));
+      keep(row + (model_.heads + model_.kv_heads) * size, kv_width, batch.values, stored);
     });
+  }
+
+  // Puts numbers where keys or values from number `at` on lie.
+  void keep(const float* from, int64_t count, void* to, int64_t at) const {
+    if (model_.half_kv) {
+      narrow(from, count, static_cast<Half*>(to) + at);
+    } else {
+      std::memcpy(static_cast<float*>(to) + at, from, count * sizeof(float));
+    }
   }
 
   // Consecutive rows of a sequence in one task, as many as leave enough tasks for all threads.
@@ -547,6 +601,7 @@ class Engine {
   void look(const Batch& batch, int64_t index, Own& own, int64_t& at) {
     const int64_t size = model_.head_size, kv_heads = model_.kv_heads, kv_width = kv_heads * size;
     const int64_t width = (model_.heads + 2 * kv_heads) * size;
+    const int64_t kept_bytes = model_.half_kv ? sizeof(Half) : sizeof(float);
     phases_.run(at, own.thread, static_cast<int64_t>(tiles_.size()) * kv_heads, [&](int64_t task) {
       const Tile& tile = tiles_[task / kv_heads];
       const int64_t kv_head = task % kv_heads;
@@ -555,8 +610,9 @@ class Engine {
         const int64_t head = kv_head * group_ + first;
         Look look;
         look.query = qkv_.data() + tile.first * width + head * size;
-        look.keys = batch.keys + base;
-        look.values = batch.values + base;
+        look.keys = static_cast<const char*>(batch.keys) + base * kept_bytes;
+        look.values = static_cast<const char*>(batch.values) + base * kept_bytes;
+        look.widened = own.widened.data();
         look.scores = own.scores.data();
         look.out = attended_.data() + (tile.first * model_.heads + head) * size;
         look.query_stride = width;
@@ -567,7 +623,8 @@ class Engine {
         look.length = batch.positions[tile.first] + 1;
         look.scaling = model_.scaling;
         look.ahead = &own.ahead;
-        attend_for(size, std::min(4, group_ - first))(look);
+        const int group = std::min(4, group_ - first);
+        (model_.half_kv ? attend_for<Half>(size, group) : attend_for<float>(size, group))(look);
       }
     });
   }
@@ -623,7 +680,7 @@ class Engine {
   int group_;
   int64_t scores_stride_;
   int64_t reserved_ = 0;
-  std::vector<float> qkv_, attended_, active_;
+  Floats qkv_, attended_, active_;
   std::vector<Own> own_;
   std::vector<Tile> tiles_;
 };
@@ -633,7 +690,7 @@ class Engine {
 extern "C" {
 
 // 1 if a head of this size can be attended.
-int paceline_can_attend(int64_t head_size) { return attend_for(head_size, 1) != nullptr; }
+int paceline_can_attend(int64_t head_size) { return attend_for<float>(head_size, 1) != nullptr; }
 
 // Bytes of a panel's 32 inputs in blocks of `format`; 0 where this machine has no such format.
 int64_t paceline_block_bytes(int64_t format) { return block_bytes(format); }

@@ -1,7 +1,8 @@
 """The lean forward through the native kernels, on a CPU, the whole step in one call.
 
 Linear layers are float32, or, where asked for and possible, ``w4a8``: the weights' own blocks of 4 or 8 bits times inputs
-rounded to 8 bits, and to 16 in the layers that need it (the arithmetic is written down in ``integer.h``). All else is
+rounded to 8 bits, and to 16 in the layers that need it (the arithmetic is written down in ``integer.h``), with keys and
+values kept as float16: at a context of a thousand tokens they are a third of what a step reads. All else is
 float32 in both. The structures mirror those of ``interface.h``.
 """
 
@@ -77,6 +78,7 @@ class _Model(Structure):
         ("head_size", c_int64),
         ("epsilon", c_float),
         ("scaling", c_float),
+        ("half_kv", c_int64),
     )
 
 
@@ -161,6 +163,7 @@ class NativeBody:
             raise Unsuitable(f"the native kernels need sizes that are multiples of {_HALF}")
         self._integers = integers
         self.precision = "w4a8" if integers else "float32"
+        self.kv_dtype = torch.float16 if integers else torch.float32
         if integers and not self._library.paceline_block_bytes(_INTEGERS_4):
             raise Unsuitable("this processor has no AVX512-VNNI instructions")
         self._kept: list[torch.Tensor] = []  # what the engine points to
@@ -190,13 +193,18 @@ class NativeBody:
             head_size=shape.head_size,
             epsilon=shape.epsilon,
             scaling=shape.head_size**-0.5,
+            half_kv=integers,
         )
         capacity = len(rope[0])
         self._engine = self._library.paceline_make(pointer(self._model), capacity, torch.get_num_threads())
         self.weight_bytes = self._arena.used
         """Read in every step that gives logits."""
         stored = " and ".join(dict.fromkeys(_STORED[kind] for kind in sorted(self._formats)))
-        inputs = ", inputs of linear layers in blocks of 8 and 16 bits" if integers else ""
+        inputs = (
+            ", inputs of linear layers in blocks of 8 and 16 bits, keys and values in float16"
+            if integers
+            else ""
+        )
         self.kernels = f"{library.name}, weights kept exactly in {stored}{inputs}"
 
     def __del__(self) -> None:

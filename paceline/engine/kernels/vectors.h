@@ -24,6 +24,26 @@ inline Vec load(const float* from) {
 
 inline void store(float* to, Vec value) { std::memcpy(to, &value, sizeof value); }
 
+// ---- float16, where the processor has it ----
+
+using Half = uint16_t;
+
+#if defined(__AVX512F__)
+inline Vec widen(const Half* from) { return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)); }
+
+// To nearest; what is too large becomes the largest number there is, and what is none stays none.
+inline void narrow(const float* from, int64_t count, Half* to) {
+  const __m512 most = _mm512_set1_ps(65504.0f), least = _mm512_set1_ps(-65504.0f);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const __m512 bounded = _mm512_max_ps(least, _mm512_min_ps(most, _mm512_loadu_ps(from + i)));
+    _mm256_storeu_si256((__m256i*)(to + i), _mm512_cvtps_ph(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+}
+#else
+inline Vec widen(const Half*) { return Vec{}; }
+inline void narrow(const float*, int64_t, Half*) {}
+#endif
+
 inline Vec splat(float value) { return value - Vec{}; }
 
 inline Vec fma(Vec a, Vec b, Vec c) {

@@ -1,10 +1,12 @@
 """Linear layers in 8-bit integers: equal to the slow reference to the bit, a row for itself, refused where impossible."""
 
 import ctypes
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from paceline.compiled import NotCompiledError
@@ -179,7 +181,7 @@ def test_info_names_the_precision(path):
     info = load(path, dtype="w4a8").info
     assert (info.dtype, info.runner, info.numerics) == ("w4a8", "lean", "deterministic")
     assert "w4a8 as set" in info.runner_reason
-    assert "inputs of linear layers in blocks of 8 and 16 bits" in info.runner_reason
+    assert "in blocks of 8 and 16 bits, keys and values in float16" in info.runner_reason
     assert load(path, dtype="float32").info.dtype == "float32"
 
 
@@ -216,6 +218,30 @@ def test_a_sequence_has_the_same_bits_in_any_chunks_and_company(path, threads):
         assert torch.equal(torch.cat(parts), expected)
     finally:
         torch.set_num_threads(before)
+
+
+def test_keys_and_values_are_kept_in_half(path):
+    """Half the memory, and half of what a long context makes a step read; float32 keeps all of them."""
+    half, full = (load(path, dtype=dtype).kv for dtype in ("w4a8", "float32"))
+    assert (half.keys.dtype, half.values.dtype, full.keys.dtype) == (
+        torch.float16,
+        torch.float16,
+        torch.float32,
+    )
+    assert 2 * half.nbytes == full.nbytes
+
+
+def test_a_model_whose_keys_do_not_fit_into_half_is_refused(path, tmp_path):
+    """The check at start sees it; any other precision serves the model."""
+    loud = shutil.copytree(path, tmp_path / "loud")
+    stored = safetensors.torch.load_file(loud / "model.safetensors")
+    for name in stored:
+        if "k_proj" in name:
+            stored[name] *= 2.0**18
+    safetensors.torch.save_file(stored, loud / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match="w4a8"):
+        load(loud, dtype="w4a8")
+    assert load(loud, dtype="float32").info.runner == "lean"
 
 
 def test_weights_without_blocks_are_refused(tmp_path):
