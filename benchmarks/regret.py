@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks import regret_real
 from benchmarks.worlds import LOOK_S, LOOK_UP_S, LOOK_UP_STEP_S, Stream, World, block_at, draw, said, worlds
+from verify_service.belief import Look
 from verify_service.controller import decide
 from verify_service.facts import Ready, RowFact, State, StepFacts
 from verify_service.prices import Model
@@ -192,7 +193,7 @@ def run(
             if one.look is not None:
                 guess, right = one.look
                 checked = min(guess, one.done - one.look_at)
-                look, one.look = (guess, checked, min(right, checked)), None
+                look, one.look = Look(guess, checked, min(right, checked)), None
             asked_k = one.k if one.wait and policy == "controller" else 0
             told_rows.append(fact(one, asked_k, answers.get(key, -1), drafted, agreed, look))
             if one.done >= one.stream.tokens:

@@ -165,15 +165,17 @@ def idle(
 def look_cost(view: View, row: RowFact, plain_s: float, sequences: int, company: int) -> tuple[int, int]:
     """How many tokens a drafter is asked for to look at it, and the least number of rounds between two looks.
 
-    A drafter that computes for long takes that from somebody: it is looked at more rarely. Where ``company`` others are
-    asked anyway, it is one more in a batch.
+    A drafter that computes for long, or has a long text to read first, takes that from somebody: it is looked at more rarely. Where
+    ``company`` others are asked anyway, it is one more in a batch.
     """
     k = min(row.room, row.k_max)
     draft_s = view.drafter.draft_s
     if (slope_s := view.slope_s()) * k > _MESSAGE_S:
         k = min(k, _LOOK)
         draft_s = max(draft_s + slope_s * (k - view.drafter.k), 0.0)
-    asking = (draft_s + _MESSAGE_S) / (PROBE_SHARE * (1 + company))
+    draft_s = max(draft_s, view.drafter.look_s)
+    reading_s = view.drafter.read_s * row.unread
+    asking = (draft_s + _MESSAGE_S) / (PROBE_SHARE * (1 + company)) + reading_s / PROBE_SHARE
     thinking = sequences * _THOUGHT_S / _THOUGHT_SHARE
     return k, ceil(max(asking, thinking) / plain_s)
 

@@ -52,7 +52,10 @@ class Asked:
     look: Stamp | None = (
         None  # a question that is not waited for: its answer is compared with what is committed meanwhile
     )
-    looked: list[int] | None = None  # the answer
+    looked: list[int] | None = None  # the answer,
+    look_k: int = 0  # guesses asked for,
+    look_reads: int = 0  # what the drafter had to read for it,
+    look_s: float = 0.0  # and its work
     checks: bool = False  # whether the drafter is back, rather than what its guess would be worth
     reads_prompt: bool = True  # the drafter reads all of the sequence before it answers
     answered: bool = False  # anything, since the sequence was opened

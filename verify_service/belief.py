@@ -10,6 +10,7 @@ Behind the first wrong token nothing is known, and nothing is counted (censoring
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paceline.ranges import MAX_K
 from paceline.types import AcceptancePrior, DepthReason
@@ -44,6 +45,18 @@ NOTHING, PART, ALL = 0, 1, 2
 """Moods: nothing of the last block was right or there was none, a part was, all of it."""
 
 _ACCEPTED, _REJECTED, _FILLED, _EMPTY = range(4)
+
+_READ_MANY = 64  # tokens: a look that made its drafter read more than that tells what reading costs, others what guessing costs
+
+
+class Look(NamedTuple):
+    """A guess that was not waited for."""
+
+    length: int
+    checked: int  # tokens compared with what was committed meanwhile
+    agreed: int  # of these were right, up to the first that was not
+    read: int = 0  # tokens that the drafter had to read before it could guess
+    work_s: float = 0.0  # the drafter's time for both
 
 
 @dataclass(slots=True)
@@ -114,6 +127,8 @@ class DrafterTrack:
     weight: float = 0.0
     k_square: float = 0.0
     k_time: float = 0.0
+    look_s: float = 0.0  # its work for a guess that is not waited for,
+    read_s: float = 0.0  # and for each token of a text that it has not read
 
     def copy(self) -> "DrafterTrack":
         """Another one, equal."""
@@ -121,7 +136,7 @@ class DrafterTrack:
             self.accepted, self.rejected, self.filled, self.empty,
             self.seen.copy(), self.true.copy(), self.told.copy(), self.moods.copy(), self.fills.copy(),
             self.long.copy(), self.wanted.copy(),
-            self.exposed_s, self.draft_s, self.k, self.weight, self.k_square, self.k_time,
+            self.exposed_s, self.draft_s, self.k, self.weight, self.k_square, self.k_time, self.look_s, self.read_s,
         )  # fmt: skip
 
 
@@ -315,12 +330,16 @@ def looked_at(
     track: Track,
     drafter: DrafterTrack,
     view: View,
-    look: tuple[int, int, int],
+    look: Look,
     wanted: int,
     prior: AcceptancePrior | None,
 ) -> None:
-    """A guess that was not waited for, compared with what was committed meanwhile: length, tokens compared, right ones."""
-    length, checked, agreed = look
+    """A guess that was not waited for, compared with what was committed meanwhile."""
+    length, checked, agreed, read, work_s = look
+    if read > _READ_MANY:
+        drafter.read_s = _smoothed(drafter.read_s, max(work_s - drafter.look_s, 0.0) / read)
+    elif work_s > 0.0:
+        drafter.look_s = _smoothed(drafter.look_s, work_s)
     _filled(track, drafter, view, wanted, length)
     if not length:
         track.mood = NOTHING
@@ -437,6 +456,11 @@ def timed(drafter: DrafterTrack, exposed_s: float, draft_s: float, k: int) -> No
     drafter.k += rate * (k - drafter.k)
     drafter.k_square += rate * (k * k - drafter.k_square)
     drafter.k_time += rate * (k * draft_s - drafter.k_time)
+
+
+def _smoothed(before: float, now: float) -> float:
+    """Outliers count for little, the first value as it is."""
+    return before + 0.25 * (min(now, 3.0 * before) - before) if before > 0.0 else now
 
 
 def unasked(drafter: DrafterTrack) -> None:

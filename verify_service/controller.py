@@ -97,7 +97,7 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
         elif (
             crowded
             and not track.on
-            and not (row.look and row.look[2])
+            and not (row.look and row.look.agreed)
             and track.since > OFF_DWELL
             and (track.since + id_) % _REST
         ):

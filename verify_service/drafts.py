@@ -12,6 +12,7 @@ from dataclasses import replace
 from paceline.link import MAX_LEVEL, NO_LOOKAHEAD, Fate, Lookahead, Stamp
 from paceline.types import Mode, ProposalOutcome
 from verify_service.asked import Asked, Link, answers_look
+from verify_service.belief import Look
 from verify_service.beside import Beside
 from verify_service.block import PLAIN, Block
 from verify_service.distributions import Fault, fault_of
@@ -87,7 +88,7 @@ class Drafts:
                 self.fates[Fate.STALE] += 1
                 continue
             if answers_look(asked, proposal):
-                asked.looked = proposal.token_ids
+                asked.looked, asked.look_s = proposal.token_ids, proposal.draft_s
                 self._in_touch(asked, link, at)
                 continue
             fate = asked.gate.judge(
@@ -281,26 +282,33 @@ class Drafts:
             asked.reads_prompt = asked.reads_prompt and not asked.answered
             if hit and kept is not None:
                 self._answered(asked, *kept)
-        asked.mirrored = length
+        unread, asked.mirrored = length - (0 if asked.reads_prompt else asked.mirrored), length
         asked.k = k
         if k and not wait:
+            asked.look_k, asked.look_reads, asked.look_s = k, unread, 0.0
             asked.look, asked.looked = Stamp(sequence.id, asked.gate.epoch, length), None
             asked.checks = asked.doubted
             if kept is not None:  # drafted ahead of this outcome: the drafter will not say it again
                 asked.looked = kept[0].token_ids
 
-    def looked(self, sequence: Sequence) -> tuple[int, int, int] | None:
-        """What a guess that was not waited for was worth: its length, tokens compared, tokens that were right; once."""
+    def unread(self, sequence: Sequence) -> int:
+        """Tokens of the sequence that its drafter would have to read before it can guess."""
+        asked = self._asked.get(sequence.id)
+        known = asked.mirrored if asked is not None and asked.link is not None else 0
+        return len(sequence.tokens) - known
+
+    def looked(self, sequence: Sequence) -> Look | None:
+        """What a guess that was not waited for was worth, cut to what was asked for; once."""
         asked = self._asked.get(sequence.id)
         if asked is None or asked.look is None or asked.looked is None or asked.checks:
             return None
-        guess, base = asked.looked, asked.look.base_len
+        guess, base = asked.looked[: asked.look_k], asked.look.base_len
         checked = min(len(guess), len(sequence.tokens) - base)
         asked.look = asked.looked = None
         agreed = 0
         while agreed < checked and guess[agreed] == sequence.tokens[base + agreed]:
             agreed += 1
-        return len(guess), checked, agreed
+        return Look(len(guess), checked, agreed, asked.look_reads, asked.look_s)
 
     def _answered(self, asked: Asked, proposal: Proposal, at: float) -> None:
         """The proposal is the answer to the question at the live length, cut to what that asked for."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.types import AcceptancePrior, DepthReason
-from verify_service.belief import DrafterTrack, Track, View
+from verify_service.belief import DrafterTrack, Look, Track, View
 
 COUNT_EDGES = (1, 4, 10, 31)  # sequences
 EXTRA_EDGES = (0.0, 1.0, 2.0, 4.0, 8.0)  # further rows a sequence
@@ -24,13 +24,14 @@ class RowFact(NamedTuple):
     proposed: int  # length of the block that came; -1: none came
     drafted: int  # of these were verified
     agreed: int  # of these were the target's own
-    look: tuple[int, int, int] | None  # a guess not waited for: length, tokens compared, tokens right
+    look: Look | None
     prior: AcceptancePrior | None
     finished: bool
     found: tuple[float, ...] | None = None
     """For its next round, looked up beside the target: the probability of each guess that all up to it are right."""
     alone: bool = False  # nobody else is asked
     looked: bool = False  # this round had been looked up beside the target
+    unread: int = 0  # tokens that the drafter would have to read before it can guess
 
 
 class StepFacts(NamedTuple):

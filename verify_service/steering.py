@@ -16,6 +16,7 @@ from typing import IO, Any, Protocol
 
 from paceline.types import AcceptancePrior, DepthReason, Mode, ProposalOutcome
 from verify_service import controller
+from verify_service.belief import Look
 from verify_service.block import Block
 from verify_service.controller import decide
 from verify_service.costs import CostTable
@@ -239,6 +240,7 @@ class Steering:
             found=found,
             alone=plan.drafter in drafts.beside.alone,
             looked=looked,
+            unread=drafts.unread(sequence),
         )
 
 
@@ -338,7 +340,7 @@ def _facts(listed: list[Any]) -> StepFacts:
 def _row(listed: list[Any]) -> RowFact:
     row = RowFact(*listed)
     return row._replace(
-        look=(row.look[0], row.look[1], row.look[2]) if row.look is not None else None,
+        look=Look(*row.look) if row.look is not None else None,
         found=tuple(row.found) if row.found is not None else None,
         prior=AcceptancePrior(row.prior[0], row.prior[1], tuple(row.prior[2])) if row.prior else None,  # type: ignore[index]
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.types import AcceptancePrior, DepthReason
 from verify_service.allocation import TAIL
-from verify_service.belief import ZERO_ROUNDS, DrafterTrack, Track, View
+from verify_service.belief import ZERO_ROUNDS, DrafterTrack, Look, Track, View
 from verify_service.controller import decide
 from verify_service.costs import table_of
 from verify_service.facts import Decision, Ready, RowFact, State, StepFacts
@@ -35,17 +35,18 @@ def row(
     proposed: int = -1,
     drafted: int = 0,
     agreed: int = 0,
-    look: tuple[int, int, int] | None = None,
+    look: Look | None = None,
     prior: AcceptancePrior | None = None,
     finished: bool = False,
     drafter: str = "d",
     found: tuple[float, ...] | None = None,
     alone: bool = False,
     looked: bool = False,
+    unread: int = 0,
 ) -> RowFact:
     return RowFact(
         id_, drafter, k_max, room, fixed, asked, proposed, drafted, agreed, look, prior, finished, found, alone,
-        looked,
+        looked, unread,
     )  # fmt: skip
 
 
@@ -73,7 +74,7 @@ class Run:
                 drafted = min(decision.k, k)
                 fact = row(asked=decision.k, proposed=drafted, drafted=drafted, agreed=min(agreed, drafted))
             else:
-                look = (k, 1, min(agreed, 1)) if decision.k else None
+                look = Look(k, 1, min(agreed, 1)) if decision.k else None
                 fact = row(look=look)
             decision = self.step(fact)[1]
         return decision
@@ -105,7 +106,7 @@ def test_eight_rounds_without_a_token_suspend_and_a_guess_that_came_true_ends_it
         assert waited <= ZERO_ROUNDS
     looks = []
     for index in range(120):
-        look = (4, 1, 0) if decision.k else None
+        look = Look(4, 1, 0) if decision.k else None
         decision = run.step(row(look=look))[1]
         assert not decision.wait
         if decision.k:
@@ -115,9 +116,27 @@ def test_eight_rounds_without_a_token_suspend_and_a_guess_that_came_true_ends_it
     assert gaps[-1] >= gaps[0]
     rounds = 0
     while not decision.wait:
-        decision = run.step(row(look=(4, 1, 1) if decision.k else None))[1]
+        decision = run.step(row(look=Look(4, 1, 1) if decision.k else None))[1]
         rounds += 1
         assert rounds < 40
+
+
+def test_a_drafter_that_reads_long_before_it_guesses_is_looked_at_rarely() -> None:
+    """Beside look-ups, on the target's own cores: what reading a prompt took in one sequence keeps others from asking for it."""
+
+    def rounds_until_look(run: Run, id_: int, unread: int, most: int = 400) -> int:
+        for count in range(most):
+            decision = run.step(row(id_, found=(0.4,), looked=True, unread=unread))[id_]
+            if decision.k:
+                return count
+        return most
+
+    run = Run()
+    assert rounds_until_look(run, 1, 900) < 20  # nothing is known yet
+    run.step(row(1, found=(0.4,), looked=True, look=Look(4, 4, 0, 900, 0.12), unread=4))
+    assert rounds_until_look(run, 1, 4) < 40  # it is read by now: such looks cost a guess
+    assert rounds_until_look(run, 2, 900) == 400
+    assert rounds_until_look(run, 3, 20) < 60
 
 
 def test_a_drafter_with_nothing_to_say_is_not_asked_every_round() -> None:
@@ -130,7 +149,7 @@ def test_a_drafter_with_nothing_to_say_is_not_asked_every_round() -> None:
             waited += 1
             fact = row(asked=decision.k, proposed=0)
         else:
-            fact = row(look=(0, 0, 0) if decision.k else None)
+            fact = row(look=Look(0, 0, 0) if decision.k else None)
         decision = run.step(fact, gap_s=0.001 if decision.wait else 0.0002)[1]
     assert waited < 12
     assert decision.reason is DepthReason.ASKING
@@ -289,7 +308,7 @@ def test_any_facts_give_depths_within_bounds(seed: int, count: int) -> None:
                     proposed=proposed,
                     drafted=drafted,
                     agreed=rng.randrange(drafted + 1),
-                    look=rng.choice([None, (0, 0, 0), (3, 1, 1), (3, 2, 0)]),
+                    look=rng.choice([None, Look(0, 0, 0), Look(3, 1, 1, 400, 0.03), Look(3, 2, 0, 5, 0.002)]),
                     prior=rng.choice([None, AcceptancePrior(rng.random(), rng.uniform(0, 50))]),
                     finished=rng.random() < 0.1,
                     drafter=rng.choice(["", "d", "e"]),

@@ -407,7 +407,7 @@ def test_a_look_is_not_waited_for_and_compared_with_what_was_committed(drafts: D
     assert drafts.take(seq, clock.now).outcome is ProposalOutcome.NONE
     seq.tokens += [7]
     drafts.proposed("a", [proposal(1, 4, 7, 8, 9)], clock.now)
-    assert drafts.looked(seq) == (3, 1, 1)
+    assert drafts.looked(seq)[:3] == (3, 1, 1)
     assert drafts.looked(seq) is None
     drafts.advance(seq, 1, 0)
     drafts.proposed("a", [proposal(1, 4, 7, 8, 9)], clock.now)
