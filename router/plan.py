@@ -24,12 +24,12 @@ def _plain(reason: str) -> PlanRule:
 
 
 def _cool(reason: str) -> PlanRule:
-    """Measured: 1.08 to 1.8 times plain speed at temperature 0, 0.95 to 1.12 at 0.8, 0.98 at 1.0 (docs/log.md)."""
-    return PlanRule(mode="speculative", k=4, max_temperature=0.5, reason=reason)
+    """Measured: 1.07 to 1.8 times plain speed at temperature 0, 0.99 to 1.23 at 0.8, 0.93 to 1.16 at 1.0 (docs/log.md)."""
+    return PlanRule(mode="speculative", k=4, max_temperature=0.9, reason=reason)
 
 
-# Four draft tokens: on two cores five rows cost 1.6 times one and nine 2.7 times, while eight drafted tokens give only a
-# quarter more than four (docs/log.md). Other hardware: router.plans in the settings.
+# Four draft tokens: on two cores five rows cost 1.5 times one and nine 2.2 times, and up to eight drafted tokens gain only where a
+# text is copied (docs/log.md). Other hardware: router.plans in the settings.
 _TABLE: dict[str, PlanRule] = {
     "code": PlanRule(mode="speculative", k=4, reason="code repeats names and idioms of its prompt"),
     "extraction": PlanRule(mode="speculative", k=4, reason="extraction copies from its prompt"),

@@ -32,7 +32,7 @@ def test_tasks_that_copy_from_their_prompt_are_drafted_from_it(task_type: str) -
 def test_everything_else_is_drafted_while_it_is_cool(task_type: str) -> None:
     """Never worse: hot requests of tasks that copy little are decoded plainly."""
     rule = PlanTable({}).rule(task_type)
-    assert (rule.mode, rule.max_temperature) == ("speculative", 0.5)
+    assert (rule.mode, rule.max_temperature) == ("speculative", 0.9)
     assert PlanTable({}).rule("classification").mode == "plain"
 
 
