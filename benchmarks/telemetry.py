@@ -20,6 +20,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -72,29 +73,25 @@ def process(module: str, *settings: str) -> Iterator[tuple[str, str, int]]:
     """A tier; its address, its metrics' address, itself."""
     command = [sys.executable, "-m", module, *(part for one in settings for part in ("--set", one))]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    running = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    try:
-        address = metrics = ""
-        assert running.stderr is not None
-        assert running.stdout is not None
-        for line in running.stdout:
-            if line.startswith("listening on "):
-                address = line.split()[-1]
-                break
-        if not address:
-            raise RuntimeError(running.stderr.read()[-2000:])
-        os.set_blocking(running.stderr.fileno(), False)
-        time.sleep(0.2)
-        found = re.search(r"url=http://(\S+)/metrics", running.stderr.read() or "")
-        metrics = found[1] if found else ""
-        yield address, metrics, running.pid
-    finally:
-        running.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            running.wait(15)
-        running.kill()
+    # A file, not a pipe: nobody reads while requests run, and a tier that fills a pipe with its log stands still.
+    with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        try:
+            assert running.stdout is not None
+            address = next(
+                (line.split()[-1] for line in running.stdout if line.startswith("listening on ")), ""
+            )
+            if not address:
+                running.wait()
+                raise RuntimeError(Path(log.name).read_text(encoding="utf-8")[-2000:])
+            time.sleep(0.2)
+            found = re.search(r"url=http://(\S+)/metrics", Path(log.name).read_text(encoding="utf-8"))
+            yield address, found[1] if found else "", running.pid
+        finally:
+            running.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.wait(15)
+            running.kill()
 
 
 @contextlib.contextmanager

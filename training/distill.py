@@ -21,6 +21,7 @@ from paceline.config import ModelConfig
 from paceline.engine.lean_weights import Checkpoint, Shape, shape_of
 from paceline.engine.rope import rope_table
 from paceline.engine.weights import ModelSource, open_model
+from paceline.errors import ConfigError
 from training.acceptance import Acceptance
 from training.answers import Answer, is_held_out, read_shard, whole_shards
 from training.drafter_model import Batch, DrafterModel, Rows
@@ -98,6 +99,7 @@ class Run:
         self.held_out: list[Answer] = []
         self.seen_shards: set[Path] = set()
         self.take_new_shards()
+        self._check_answers()
         self.stopping = False
         self.elapsed_s = 0.0
         self.step = 0
@@ -135,6 +137,16 @@ class Run:
                         continue
                     held = is_held_out(answer, self.options.held_out_every)
                     (self.held_out if held else self.train_answers).append(answer)
+
+    def _check_answers(self) -> None:
+        """An epoch of no answers never ends, and a run without held-out ones never has a best one to export."""
+        found = f"{len(self.train_answers)} answers to train on and {len(self.held_out)} held out"
+        if not self.train_answers or not self.held_out:
+            where = ", ".join(map(str, self.options.answers))
+            raise ConfigError(
+                f"--answers {where}: {found}; some of both are needed. training.generate writes answers, "
+                f"--held-out-every {self.options.held_out_every} parts them by prompt"
+            )
 
     def train(self) -> None:
         """Until the time is over, patience ends or somebody asks."""

@@ -27,7 +27,7 @@ async def verify_state(stack: Stack) -> verify_pb2.GetModelInfoResponse:
 
 
 async def test_32_streams_20_cancelled_leave_nothing_behind(pair: tuple[Path, Path]) -> None:
-    """Mixed plans, cut at random moments by the client: the others are right, all memory is back soon after."""
+    """Mixed plans, cut at random moments by the client: the others are right, all memory is back within 2 s."""
     dice = random.Random(7)
     async with running_stack(stack_config(*pair)) as stack:
 
@@ -36,7 +36,10 @@ async def test_32_streams_20_cancelled_leave_nothing_behind(pair: tuple[Path, Pa
             return {"text": f"{i} {PROMPT}", "max_tokens": 150, "temperature": 0.9, "seed": i, **extra}
 
         async def cut(i: int) -> None:
-            message = generate_request(**request(i), mode=Mode.SPECULATIVE if i % 4 else Mode.PLAIN)
+            # Long enough that they cannot end by themselves in time.
+            message = generate_request(
+                **request(i) | {"max_tokens": 900}, mode=Mode.SPECULATIVE if i % 4 else Mode.PLAIN
+            )
             stream = stack.client.generate(message)
             until = asyncio.get_running_loop().time() + 2 * dice.random()
             async for _ in stream:
@@ -46,7 +49,7 @@ async def test_32_streams_20_cancelled_leave_nothing_behind(pair: tuple[Path, Pa
 
         whole = [stack.generate(**request(i)) for i in range(12)]
         answers, *_ = await asyncio.gather(asyncio.gather(*whole), *(cut(i) for i in range(12, 32)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(2):
             while True:
                 state = await verify_state(stack)
                 if not state.num_running and state.kv_slots_free == state.kv_slots:

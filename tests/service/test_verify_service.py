@@ -392,7 +392,7 @@ async def test_resuming_from_a_journal_gives_the_same_rest(
 
 
 async def test_cancelled_streams_leave_nothing(model: Path) -> None:
-    """50 streams cut at random moments: running 0 and all slots free soon after, the next request is normal."""
+    """50 streams cut at random moments: running 0 and all slots free within 2 s, the next request is normal."""
     dice = random.Random(2)
     servicer = ScriptedDraft(lambda a: [proposals(wrong(a))])
     async with linked(model, servicer, "verify.kv_slots=16") as stub:
@@ -403,13 +403,13 @@ async def test_cancelled_streams_leave_nothing(model: Path) -> None:
             call.cancel()
 
         await asyncio.gather(*(cut() for _ in range(50)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(2):
             while True:
                 info = await stub.GetModelInfo(verify_pb2.GetModelInfoRequest())
                 if info.num_running == info.num_waiting == 0 and info.kv_slots_free == info.kv_slots == 16:
                     break
                 await asyncio.sleep(0.02)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(2):
             while servicer.live:
                 await asyncio.sleep(0.02)
         assert len((await decode(stub, request(SPECULATIVE)))[0]) == 30

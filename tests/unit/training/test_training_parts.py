@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from paceline.engine.blocks import quantise_4, quantise_8, restore
+from paceline.errors import ConfigError
+from training import distill
 from training.acceptance import Acceptance
 from training.answers import Answer, is_held_out, read_shard, write_shard
 from training.loss import HeadLoss, targets_of
@@ -44,6 +46,16 @@ def test_the_split_goes_by_prompt():
     """All answers to one prompt fall on the same side."""
     sides = {is_held_out(answer((5, 6, 7, last), 3, t), 4) for last in range(8) for t in (0.0, 1.0)}
     assert len(sides) == 1
+
+
+@pytest.mark.parametrize("every", [None, 10**12, 1])
+def test_a_run_without_answers_is_refused(tmp_path, every):
+    """No answers, none held out, or all of them: an epoch of nothing would begin again for ever."""
+    if every is not None:
+        write_shard(tmp_path / "s.npz", [answer()])
+    words = "--target nowhere --answers {0} --run {0}/run --held-out-every {1}".format(tmp_path, every or 20)
+    with pytest.raises(ConfigError, match=r"answers to train on and \d held out; some of both"):
+        distill.main(words.split())
 
 
 def test_evaluation_prompts_never_come_in(tmp_path):
