@@ -53,7 +53,7 @@ def test_a_run_without_answers_is_refused(tmp_path, every):
     """No answers, none held out, or all of them: an epoch of nothing would begin again for ever."""
     if every is not None:
         write_shard(tmp_path / "s.npz", [answer()])
-    words = "--target nowhere --answers {0} --run {0}/run --held-out-every {1}".format(tmp_path, every or 20)
+    words = f"--target nowhere --answers {tmp_path} --run {tmp_path}/run --held-out-every {every or 20}"
     with pytest.raises(ConfigError, match=r"answers to train on and \d held out; some of both"):
         distill.main(words.split())
 
