@@ -12,7 +12,9 @@ from router.ledger.sums import Row, no_sums, total
 
 MINUTE_S, HOUR_S = 60, 3600
 WINDOWS: Mapping[str, int] = {"5m": 300, "1h": HOUR_S, "24h": 24 * HOUR_S, "7d": 7 * 24 * HOUR_S}
-_KEPT_S = {MINUTE_S: 2 * HOUR_S, HOUR_S: 8 * 24 * HOUR_S}
+RETENTION_S = 8 * 24 * HOUR_S
+"""How long the ledger remembers."""
+_KEPT_S = {MINUTE_S: 2 * HOUR_S, HOUR_S: RETENTION_S}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from paceline.errors import InvalidRequestError
-from router.ledger.book import Book, Cell
+from router.ledger.book import RETENTION_S, Book, Cell
 from router.ledger.group import Group
 from router.ledger.store import Audit, LedgerBusyError, Store
 from router.ledger.sums import Row
@@ -111,7 +111,7 @@ class Keeper:
         self._store = self._open(path)
         self._book = Book()
         self._judges = judges
-        self._sources = self._store.sources()
+        self._sources = self._store.sources()  # the last batch of each, and when it came
         self._documents = self._readable(self._store.documents())
         self._epoch = secrets.token_hex(8)
         self._version = 1
@@ -134,6 +134,7 @@ class Keeper:
         self._dirty_sources: set[str] = set()
         self._dirty_documents: set[str] = set()
         self._gone: list[Cell] = []
+        self._forget_before: float | None = None
         self._audits: list[Audit] = []
         self._unwritten: list[Future[None]] = []
         self._unwritable = False
@@ -303,7 +304,7 @@ class Keeper:
             self._unwritten.append(done)
 
     def _count(self, batch: Batch) -> None:
-        if batch.number > self._sources.get(batch.source, 0):
+        if batch.number > self._sources.get(batch.source, (0, 0.0))[0]:
             self._version += 1
             for update in batch.updates:
                 for cell in self._book.add(update.group, update.at, update.row):
@@ -313,7 +314,7 @@ class Keeper:
                 for judge in self._judges:
                     with self._survived(judge):
                         judge.observe(update.group, update.row, update.bins)
-            self._sources[batch.source] = batch.number
+            self._sources[batch.source] = batch.number, self._clock()
             self._dirty_sources.add(batch.source)
 
     def _put_document(self, name: str, value: str, audits: Sequence[Audit]) -> None:
@@ -349,14 +350,24 @@ class Keeper:
                 self._put_document(judge.name, *decided)
         if now >= self._next_forget:
             self._next_forget = now + _FORGET_EVERY_S
-            for cell in self._book.forget(now):
-                self._row_versions.pop(cell, None)
-                self._dirty.discard(cell)
-                self._gone.append(cell)
+            self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        """Rows that no window reaches, and sources that were silent as long: who sends again does so within seconds."""
+        for cell in self._book.forget(now):
+            self._row_versions.pop(cell, None)
+            self._dirty.discard(cell)
+            self._gone.append(cell)
+        self._forget_before = now - RETENTION_S
+        silent = [name for name, (_, at) in self._sources.items() if at < self._forget_before]
+        for name in silent:
+            del self._sources[name]
+            self._dirty_sources.discard(name)
 
     def _flush(self) -> None:
         waiting, self._unwritten = self._unwritten, []
-        if self._dirty or self._dirty_sources or self._dirty_documents or self._gone or self._audits:
+        changed = self._dirty or self._dirty_sources or self._dirty_documents or self._gone or self._audits
+        if changed or self._forget_before is not None:
             try:
                 self._store.write(
                     [(cell, self._book.row(cell)) for cell in self._dirty],
@@ -364,6 +375,7 @@ class Keeper:
                     sources={name: self._sources[name] for name in self._dirty_sources},
                     documents={name: self._documents[name] for name in self._dirty_documents},
                     audits=self._audits,
+                    since=self._forget_before,
                 )
             except Exception as error:  # a full disk, say: all stays dirty and is tried again
                 if not self._unwritable:
@@ -378,7 +390,7 @@ class Keeper:
             self._dirty.clear()
             self._dirty_sources.clear()
             self._dirty_documents.clear()
-            self._gone, self._audits = [], []
+            self._gone, self._audits, self._forget_before = [], [], None
         for done in waiting:
             if not done.cancelled():
                 done.set_result(None)

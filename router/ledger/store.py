@@ -47,7 +47,14 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE audit (id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, subject TEXT NOT NULL,
         words TEXT NOT NULL, facts TEXT NOT NULL);
     """,
+    # Sources known so far count as heard now.
+    """
+    ALTER TABLE sources ADD COLUMN at REAL NOT NULL DEFAULT 0;
+    UPDATE sources SET at = strftime('%s', 'now');
+    """,
 )
+KEPT_AUDITS = 200
+"""So many of the newest decisions stay however old they are: what is in force was decided by one of them."""
 
 
 class LedgerBusyError(Exception):
@@ -122,9 +129,9 @@ class Store:
                 part[: len(values)] = values
             yield Cell(Group(*names), rest[0], rest[1]), row
 
-    def sources(self) -> dict[str, int]:
-        """The last batch taken from each source."""
-        return dict(self._db.execute("SELECT name, batch FROM sources"))
+    def sources(self) -> dict[str, tuple[int, float]]:
+        """The last batch taken from each source, and when."""
+        return {name: (batch, at) for name, batch, at in self._db.execute("SELECT * FROM sources")}
 
     def documents(self) -> dict[str, str]:
         """State of guard and rules, as their owners wrote it."""
@@ -146,11 +153,15 @@ class Store:
         rows: Iterable[tuple[Cell, Row]],
         *,
         gone: Iterable[Cell] = (),
-        sources: Mapping[str, int] = {},
+        sources: Mapping[str, tuple[int, float]] = {},
         documents: Mapping[str, str] = {},
         audits: Iterable[Audit] = (),
+        since: float | None = None,
     ) -> None:
-        """All of it, or nothing, in one transaction. Rows replace those of their cells."""
+        """All of it, or nothing, in one transaction. Rows replace those of their cells.
+
+        ``since``: sources and decisions of before it go as well, and groups that have no row any more.
+        """
         self._db.execute("BEGIN IMMEDIATE")
         try:
             self._db.executemany(_PUT_ROW, (self._values(cell, row) for cell, row in rows))
@@ -158,17 +169,33 @@ class Store:
                 "DELETE FROM sums WHERE group_id = ? AND span = ? AND start = ?",
                 ((self._id(cell.group), cell.span, cell.start) for cell in gone),
             )
-            self._db.executemany("INSERT OR REPLACE INTO sources VALUES (?, ?)", sources.items())
+            self._db.executemany(
+                "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)",
+                ((name, batch, at) for name, (batch, at) in sources.items()),
+            )
             self._db.executemany("INSERT OR REPLACE INTO documents VALUES (?, ?)", documents.items())
             self._db.executemany(
                 "INSERT INTO audit (at, kind, subject, words, facts) VALUES (?, ?, ?, ?, ?)",
                 ((a.at, a.kind, a.subject, a.words, json.dumps(dict(a.facts))) for a in audits),
             )
+            if since is not None:
+                self._prune(since)
             self._db.execute("COMMIT")
         except BaseException:
             self._ids.clear()  # some may have been given out in the transaction that is undone
             self._db.execute("ROLLBACK")
             raise
+
+    def _prune(self, since: float) -> None:
+        self._db.execute("DELETE FROM sources WHERE at < ?", (since,))
+        self._db.execute(
+            "DELETE FROM audit WHERE at < ? AND id NOT IN (SELECT id FROM audit ORDER BY id DESC LIMIT ?)",
+            (since, KEPT_AUDITS),
+        )
+        self._db.execute(
+            "DELETE FROM groups WHERE NOT EXISTS (SELECT 1 FROM sums WHERE group_id = groups.id)"
+        )
+        self._ids.clear()  # a number that is free again may be given to another group
 
     def _values(self, cell: Cell, row: Row) -> tuple[int | str, ...]:
         return (
@@ -194,7 +221,7 @@ class Store:
 
     def _check_version(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version != len(MIGRATIONS):
+        if not 1 <= version <= len(MIGRATIONS):  # what is read beside the writer is in all of them
             self._db.close()
             raise sqlite3.DatabaseError(
                 f"version {version} where {len(MIGRATIONS)} is expected: no ledger, or one of another Paceline"

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from paceline.config import load_config
 from paceline.errors import InvalidRequestError
 from paceline.types import ProposalOutcome, RoundRecord
-from router.ledger.book import WINDOWS, Book
+from router.ledger.book import RETENTION_S, WINDOWS, Book
 from router.ledger.group import Group, batch_bucket, temperature_bucket
 from router.ledger.keeper import Batch, Keeper, Update
 from router.ledger.memory import Memory, OwnKeeper
-from router.ledger.store import MIGRATIONS, Audit, Store
+from router.ledger.store import KEPT_AUDITS, MIGRATIONS, Audit, Store
 from router.ledger.sums import AT, FIELDS, RoundSums, accepted_by_position, drafted_by_position, no_sums
 from router.ledger_set_up import open_keeper
 
@@ -221,11 +221,122 @@ def test_killed_at_any_moment_it_keeps_every_acknowledged_batch_and_is_whole(tmp
             assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         db.close()
         store = Store(str(path))
-        number = store.sources()["r"]
+        number, _ = store.sources()["r"]
         assert number >= acknowledged
         hours = [int(row[AT["rounds"]]) for cell, row in store.rows() if cell.span == 3600]
         assert sum(hours) == 5 * number
         store.close()
+
+
+def counts(path: Path) -> dict[str, int]:
+    """Rows of each table of a ledger's file."""
+    with sqlite3.connect(path) as db:
+        return {
+            name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0]
+            for name in ("groups", "sums", "sources", "audit")
+        }
+
+
+def test_every_table_forgets_what_is_as_old_as_the_sums_that_go(tmp_path, monkeypatch):
+    """Groups without rows, sources that are silent, decisions; but not the last ones, nor what is still counted."""
+    monkeypatch.setattr("router.ledger.keeper.STEP_S", 0.01)
+    path, now = tmp_path / "ledger.sqlite", NOW
+    keeper = running(path, clock=lambda: now)
+    for number in range(30):
+        keeper.take(Batch(f"router{number}", 1, [Update(group(f"t{number}"), NOW, one(rounds=1))]))
+    keeper.put_document("rules", "1", [Audit(NOW, "rule", str(n), "", {}) for n in range(300)]).result(10)
+    assert counts(path) == {"groups": 30, "sums": 60, "sources": 30, "audit": 300}
+    now += RETENTION_S / 2
+    again = Batch("router0", 2, [Update(group("t0"), now, one(rounds=1))])
+    keeper.take(again).result(10)
+    now += RETENTION_S / 2 + 7200
+    deadline = time.monotonic() + 10
+    while counts(path)["groups"] > 1 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert counts(path) == {"groups": 1, "sums": 1, "sources": 1, "audit": KEPT_AUDITS}
+    keeper.take(again).result(10)  # known still
+    keeper.take(Batch("router1", 2, [Update(group("t1"), now, one(rounds=1))])).result(
+        10
+    )  # another's number is free
+    keeper.stop()
+    store = Store(str(path))
+    hours = {cell.group.task: int(row[AT["rounds"]]) for cell, row in store.rows() if cell.span == 3600}
+    assert hours == {"t0": 1, "t1": 1}
+    assert [audit.subject for audit in store.audits(2)] == ["299", "298"]
+    assert store.documents() == {"rules": "1"}
+    store.close()
+
+
+FORGETTING_WRITER = """
+import sys
+import router.ledger.keeper as module
+from router.ledger.group import Group
+from router.ledger.keeper import Batch, Keeper, Update
+from router.ledger.sums import AT, no_sums
+module.FLUSH_S, module.STEP_S, module._FORGET_EVERY_S = 0.005, 0.0, 0.0
+path, number = sys.argv[1], int(sys.argv[2])
+clock = lambda: 1.8e9 + 3600 * number
+keeper = Keeper(path, clock=clock); keeper.start()
+row = no_sums(); row[AT["rounds"]] = 1
+while True:
+    number += 1
+    groups = [Group(task, "", "d", "1", "c", "0", "1", "auto") for task in ("always", f"once{number}")]
+    done = keeper.take(Batch("r", number, [Update(group, clock(), row) for group in groups]))
+    if number % 300 == 0:
+        done.result(10)
+        print(number, flush=True)
+"""
+
+
+def test_killed_while_it_forgets_nothing_is_lost_that_counts(tmp_path):
+    """An hour a batch, kill -9: every row of the last eight days is there once, with its group; what is older is going."""
+    path, number = tmp_path / "ledger.sqlite", 0
+    kept = RETENTION_S // 3600
+    for round_ in range(2):
+        with subprocess.Popen(
+            [sys.executable, "-c", FORGETTING_WRITER, str(path), str(number)],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            acknowledged = [int(process.stdout.readline()) for _ in range(2 + round_)][-1]
+            os.kill(process.pid, signal.SIGKILL)
+        with sqlite3.connect(path) as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            lost = "SELECT count(*) FROM sums WHERE group_id NOT IN (SELECT id FROM groups)"
+            assert db.execute(lost).fetchone() == (0,)
+        db.close()
+        store = Store(str(path))
+        number, _ = store.sources()["r"]
+        assert number >= acknowledged
+        hours = {
+            (cell.group.task, cell.start): int(row[AT["rounds"]])
+            for cell, row in store.rows()
+            if cell.span == 3600
+        }
+        assert set(hours.values()) == {1}
+        for n in range(max(1, number - kept + 1), number + 1):
+            assert ("always", 1_800_000_000 + 3600 * n) in hours
+            assert (f"once{n}", 1_800_000_000 + 3600 * n) in hours
+        store.close()
+    assert number > 2 * kept
+    running(path, clock=lambda: 1.8e9 + 3600 * number).stop()
+    assert counts(path)["groups"] <= kept + 3
+
+
+def test_a_ledger_of_an_earlier_version_can_be_read(tmp_path):
+    """Beside the program that wrote it: it is not changed."""
+    path = tmp_path / "ledger.sqlite"
+    with sqlite3.connect(path) as db:
+        db.executescript(MIGRATIONS[0] + "PRAGMA user_version = 1; INSERT INTO sources VALUES ('r', 7);")
+        db.execute("INSERT INTO documents VALUES ('rules', '[]')")
+    db.close()
+    store = Store.to_read(str(path))
+    assert (store.documents(), list(store.rows())) == ({"rules": "[]"}, [])
+    store.close()
+    store = Store(str(path))
+    assert store.sources()["r"] == (7, pytest.approx(time.time(), abs=5))
+    store.close()
 
 
 def test_two_routers_agree_and_decide_from_memory_while_the_writer_is_away():

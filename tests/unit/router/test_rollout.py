@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from paceline.config import RolloutConfig, RouterConfig
+from paceline.config import RolloutConfig, RouterConfig, load_config
 from paceline.types import Mode
 from router.guard import Guard
 from router.ledger.book import Book
 from router.ledger.group import Arm, Group
 from router.ledger.keeper import Keeper
 from router.ledger.memory import Memory, OwnKeeper
+from router.ledger.store import Store
 from router.ledger.sums import AT, add_speed, no_sums
+from router.ledger_set_up import open_keeper
 from router.plan import DecodingWish, PlanTable
 from router.policy import Ask, Policy
 from router.quantiles import bin_of
@@ -239,6 +241,47 @@ def test_orders_and_state_outlive_the_writer(tmp_path):
     assert [
         order.number for order in orders_from(with_orders(document, [Order(0, Said.STOP, "a", "b")]))
     ] == [1, 2]
+
+
+def test_an_order_is_carried_out_where_those_before_it_cannot_be_read(tmp_path):
+    """Their numbers are not given again: neither while their outcome is known, nor where nothing is."""
+    path = str(tmp_path / "ledger.sqlite")
+    config = load_config(None, [f"router.ledger.path='{path}'"]).router
+
+    def say(said: Said) -> int:
+        """Through a writer that opens the file; the order's number."""
+        keeper = open_keeper(config)
+        keeper.start()
+        before = keeper.news().result(10).documents.get(ORDERS, "")
+        document = with_orders(before, [Order(0, said, "qa", "ngram", at=time.time())])
+        keeper.put_document(ORDERS, document).result(10)
+        number = orders_from(document)[-1].number
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            told = keeper.news().result(10).documents.get("rollout", "")
+            if told and json.loads(told)["applied"] >= number:
+                break
+            time.sleep(0.05)
+        keeper.stop()
+        return number
+
+    def standing() -> Stage:
+        store = Store.to_read(path)
+        told = standings_from(store.documents()["rollout"])["qa", "ngram"]
+        store.close()
+        return told.stage
+
+    numbers = [say(Said.ALLOW), say(Said.CLEAR)]
+    for lost, said, stage in (
+        ([ORDERS], Said.ALLOW, Stage.OVERRIDE),
+        ([ORDERS, "rollout"], Said.STOP, Stage.STOPPED),
+    ):
+        store = Store(path)
+        store.write([], documents=dict.fromkeys(lost, "[5"))
+        store.close()
+        numbers.append(say(said))
+        assert standing() is stage
+        assert numbers == sorted(set(numbers))
 
 
 def test_an_order_that_was_not_carried_out_yet_is_after_a_restart(tmp_path):
