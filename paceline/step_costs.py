@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 CONTEXT = 256
 """Tokens of each sequence in the measured steps."""
+LEAST_SHARE = 0.25
+"""Of a measured time, left at least where shorter contexts are reckoned from it: what looking back costs is measured beside others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class CostTable:
             return base_s
         beyond = context - self.context
         more_s = beyond * (rows * self.row_key_s + sequences * self.sequence_key_s)
-        return max(base_s + more_s, 0.25 * base_s)
+        return max(base_s + more_s, LEAST_SHARE * base_s)
 
 
 def _at(curve: tuple[tuple[int, float], ...], rows: int) -> float:

@@ -30,6 +30,7 @@ _THOUGHT_S, _THOUGHT_SHARE = (
     0.005,
 )  # a look takes the controller so long; all of them such a part of the time at most
 _HARDLY_WORTH = 0.5
+_HARDLY_EVER = 1e9  # rounds
 _SLOWEST_CHEAP = 6  # rounds between two looks that cost next to nothing
 _LOOK = 2  # tokens that a drafter is asked for, to look at it, where each takes it time
 _DEPTHS_TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
@@ -177,7 +178,7 @@ def look_cost(view: View, row: RowFact, plain_s: float, sequences: int, company:
     reading_s = view.drafter.read_s * row.unread
     asking = (draft_s + _MESSAGE_S) / (PROBE_SHARE * (1 + company)) + reading_s / PROBE_SHARE
     thinking = sequences * _THOUGHT_S / _THOUGHT_SHARE
-    return k, ceil(max(asking, thinking) / plain_s)
+    return k, ceil(min(max(asking, thinking) / plain_s, _HARDLY_EVER))
 
 
 def _best_of(

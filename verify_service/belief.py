@@ -337,9 +337,9 @@ def looked_at(
     """A guess that was not waited for, compared with what was committed meanwhile."""
     length, checked, agreed, read, work_s = look
     if read > _READ_MANY:
-        drafter.read_s = _smoothed(drafter.read_s, max(work_s - drafter.look_s, 0.0) / read)
+        drafter.read_s = _smoothed(drafter.read_s, max(work_s - drafter.look_s, 0.0) / read, _DEAR_TOKEN_S)
     elif work_s > 0.0:
-        drafter.look_s = _smoothed(drafter.look_s, work_s)
+        drafter.look_s = _smoothed(drafter.look_s, work_s, _DEAR_TOKEN_S * max(length, 1))
     _filled(track, drafter, view, wanted, length)
     if not length:
         track.mood = NOTHING
@@ -458,9 +458,9 @@ def timed(drafter: DrafterTrack, exposed_s: float, draft_s: float, k: int) -> No
     drafter.k_time += rate * (k * draft_s - drafter.k_time)
 
 
-def _smoothed(before: float, now: float) -> float:
-    """Outliers count for little, the first value as it is."""
-    return before + 0.25 * (min(now, 3.0 * before) - before) if before > 0.0 else now
+def _smoothed(before: float, now: float, first: float) -> float:
+    """Outliers count for little, the first value for ``first`` at most: it has much to warm up, and would keep others from being seen."""
+    return before + 0.25 * (min(now, 3.0 * before) - before) if before > 0.0 else min(now, first)
 
 
 def unasked(drafter: DrafterTrack) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Set
 
+from paceline.step_costs import LEAST_SHARE
 from verify_service.belief import DEPTHS, DrafterTrack, Track, View, looked_at, timed, unasked, waited_for
 from verify_service.facts import State, StepFacts
 from verify_service.prices import Model
@@ -88,9 +89,8 @@ def _paced(model: Model, state: State, facts: StepFacts) -> tuple[float, tuple[f
     region = model.regions(facts.num_sequences)[extra]
     table = model.table
     beyond = facts.context - table.context
-    told_s = curve[extra] + beyond * (
-        facts.num_rows * table.row_key_s + facts.num_sequences * table.sequence_key_s
-    )
+    more_s = beyond * (facts.num_rows * table.row_key_s + facts.num_sequences * table.sequence_key_s)
+    told_s = max(curve[extra] + more_s, LEAST_SHARE * curve[extra])
     if told_s <= 0.0:
         return state.pace, state.regions
     off = facts.forward_s / (told_s * state.pace * state.regions[region])

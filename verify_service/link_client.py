@@ -78,6 +78,7 @@ class LinkClient:
         self._shares = shares
         self._events = events
         self._loop = asyncio.get_running_loop()
+        self._up_at = 0.0  # monotonic
         self._update = draft_pb2.LinkUpdate()  # engine thread only
         self._outbox: _Outbox | None = None  # event loop only
 
@@ -120,7 +121,7 @@ class LinkClient:
                     at = time.monotonic()
                     match response.WhichOneof("message"):
                         case "welcome" if self._outbox is None:
-                            self._outbox = outbox
+                            self._outbox, self._up_at = outbox, at
                             self._welcomed(response.welcome)
                         case "proposals" if self._outbox is not None:
                             self._received(response.proposals, at)
@@ -167,13 +168,14 @@ class LinkClient:
             )
             reason = _REFUSALS.get(refusal.reason, Refusal.FINAL)
             self._events.refused(self.endpoint, refusal.sequence_id, refusal.epoch, reason)
+        up_s = at - self._up_at
         proposals = [
             Proposal(
                 Stamp(p.sequence_id, p.epoch, p.base_len),
                 list(p.token_ids),
-                _believable(p.residence_s),
+                _believable(p.residence_s, up_s),
                 tuple(DraftDistribution(tuple(d.token_ids), tuple(d.probabilities)) for d in p.distributions),
-                _believable(p.draft_s),
+                _believable(p.draft_s, up_s),
                 tuple(p.assumed_ids),
             )
             for p in message.proposals
@@ -244,6 +246,6 @@ def scope_of(tenant: str) -> str:
     return hashlib.sha256(tenant.encode()).hexdigest()[:32]
 
 
-def _believable(seconds: float) -> float:
-    """A duration as a peer tells it, or 0 where it cannot be one."""
-    return seconds if math.isfinite(seconds) and seconds >= 0 else 0.0
+def _believable(seconds: float, up_s: float) -> float:
+    """A duration as a peer tells it, or 0 where it cannot be one: nobody has worked for us longer than the link is up."""
+    return seconds if math.isfinite(seconds) and 0 <= seconds <= up_s else 0.0

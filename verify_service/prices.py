@@ -1,5 +1,6 @@
 """What a step takes now: the table that was measured at start, corrected by what steps have taken since."""
 
+from paceline.step_costs import LEAST_SHARE
 from verify_service.costs import CostTable, table_of
 from verify_service.facts import COUNT_EDGES, EXTRA_EDGES, State
 
@@ -57,9 +58,14 @@ class Prices:
 
     def step_s(self, extra: int) -> float:
         """With so many rows beyond one a sequence."""
-        return (self._curve[extra] + self._first_s + extra * self._each_s) * self._pace * self._factors[
-            self._regions[extra]
-        ] + (self._sequences + extra) * self._row_s
+        measured_s = self._curve[extra]
+        table_s = measured_s + self._first_s + extra * self._each_s
+        if table_s < (least_s := LEAST_SHARE * measured_s):
+            table_s = least_s
+        return (
+            table_s * self._pace * self._factors[self._regions[extra]]
+            + (self._sequences + extra) * self._row_s
+        )
 
 
 def _region(sequences: int, extra: float) -> int:

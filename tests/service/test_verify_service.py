@@ -310,17 +310,21 @@ async def test_bytes_that_are_no_message_do_not_end_the_link_for_ever(
         await server.stop(0)
 
 
-@pytest.mark.parametrize("residence_s", [math.nan, -5.0, math.inf, -math.inf, 1e9])
-async def test_times_of_a_draft_replica_are_not_believed_blindly(model: Path, residence_s: float) -> None:
-    """Whatever it says, the parts of a round are finite, not negative, and make up the round."""
+@pytest.mark.parametrize("residence_s", [math.nan, -5.0, math.inf, -math.inf, 1e9, 1e308])
+async def test_times_of_a_draft_replica_are_not_believed_blindly(
+    model: Path, residence_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it says, the parts of a round are finite, not negative, and make up the round; nobody reckons with it."""
 
     def reply(a: Asked) -> list[draft_pb2.LinkResponse]:
         answer = wrong(a)
-        answer.residence_s = residence_s
+        answer.residence_s = answer.draft_s = residence_s
         return [proposals(answer)]
 
     async with linked(model, ScriptedDraft(reply)) as stub:
-        _, _, finished = await decode(stub, request(SPECULATIVE))
+        _, rounds, finished = await decode(stub, request(SPECULATIVE))
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert all(0 <= record.hidden_draft_s < 60 for record in rounds)
     timings = finished.timings
     parts = [timings.draft_s, timings.network_s, timings.wait_s, timings.verify_s]
     assert all(math.isfinite(part) and part >= 0 for part in parts)

@@ -291,6 +291,7 @@ def test_any_facts_give_depths_within_bounds(seed: int, count: int) -> None:
     """Whatever a step reports, depths lie between 0 and the bound, and the same facts decide the same again."""
     rng = random.Random(seed)
     first, second = Run(rng.choice([DEAR, FLAT, None])), None
+    dear_s = rng.choice([0.002, 1e9, 1e308])
     second = Run(first.model.table)
     for _ in range(25):
         rows = []
@@ -308,7 +309,9 @@ def test_any_facts_give_depths_within_bounds(seed: int, count: int) -> None:
                     proposed=proposed,
                     drafted=drafted,
                     agreed=rng.randrange(drafted + 1),
-                    look=rng.choice([None, Look(0, 0, 0), Look(3, 1, 1, 400, 0.03), Look(3, 2, 0, 5, 0.002)]),
+                    look=rng.choice(
+                        [None, Look(0, 0, 0), Look(3, 1, 1, 400, 0.03), Look(3, 2, 0, 5, dear_s)]
+                    ),
                     prior=rng.choice([None, AcceptancePrior(rng.random(), rng.uniform(0, 50))]),
                     finished=rng.random() < 0.1,
                     drafter=rng.choice(["", "d", "e"]),
@@ -329,6 +332,31 @@ def test_any_facts_give_depths_within_bounds(seed: int, count: int) -> None:
         ready = [Ready(one.id, one.proposed, one.fixed) for one in rows if one.proposed > 0]
         kept = trim(first.model, first.state, ready, count, rng.choice([0, 20]), rng.randrange(2))
         assert all(0 <= kept[one.id][0] <= one.length for one in ready)
+
+
+def test_one_slow_look_does_not_hide_a_drafter() -> None:
+    """The first answer of a drafter has much to load: a second of it does not make the next hundred looks dear."""
+    run = Run()
+    run.step(row())
+    run.step(row(look=Look(2, 2, 1, 5, 1.0), unread=5))
+    assert run.state.drafters["d"].look_s <= 0.02
+    run.step(row(look=Look(2, 2, 1, 500, 60.0), unread=5))
+    assert run.state.drafters["d"].read_s <= 0.01
+
+
+def test_no_step_is_free_however_short_the_context() -> None:
+    """What looking back costs is measured beside others, and may come out above all of a step: a step then still takes time."""
+    table = table_of([(1, 1, 0.004), (1, 5, 0.006), (32, 32, 0.04)], sequence_key_s=2e-5, row_key_s=1e-5)
+    state = State(context=1.0)
+    for sequences in (1, 2, 32):
+        times = Model(table).times(state, sequences, sequences + 8)
+        assert min(times) > 0
+        for _ in range(3):
+            fact = facts(row())._replace(
+                context=1.0, num_sequences=sequences, num_rows=sequences, forward_s=0.003
+            )
+            state, decisions = decide(Model(table), state, fact)
+            assert decisions[1].expected_tokens >= 1
 
 
 @pytest.mark.parametrize(
