@@ -33,7 +33,8 @@ OUTCOMES = {
 }
 """What the column ``out`` says of a round, and what it means."""
 
-_HEAD = "  round  at ms   k acc out      draft    net   wait verify  "
+_HEAD = "  round  at ms ask drf acc out      draft    net   wait verify  "
+_COUNTS = "ask = tokens asked for (k), drf = drafted and verified, acc = accepted"
 
 
 def draw(
@@ -49,6 +50,7 @@ def draw(
         legend = "  ".join(f"{glyph} {part}" for glyph, part in zip(glyphs, PARTS, strict=True))
         per_column = f"{1000 / scale:.1f} ms a column" if scale else ""
         yield from _wrap(f"{legend}    {per_column}", width)
+        yield from _wrap(_COUNTS, width)
         seen = [words for outcome, words in OUTCOMES.items() if any(r.outcome is outcome for r in rounds)]
         yield from _wrap("out: " + ", ".join(f"{word} = {meaning}" for word, meaning in seen), width)
         if why := _depths(rounds, request.plan.k_max):
@@ -92,9 +94,10 @@ def _title(request: RequestSummary) -> str:
 
 
 def _row(record: RoundRecord, at_s: float) -> str:
-    k, accepted = (str(record.drafted), str(record.accepted)) if record.drafted else ("-", "-")
+    asked = str(record.asked) if record.asked else "-"  # an older replica does not say
+    drafted, accepted = (str(record.drafted), str(record.accepted)) if record.drafted else ("-", "-")
     times = "".join(f"{_ms(part):>7}" for part in _parts(record))
-    return f"{record.index:>7}{at_s * 1000:>7.0f}{k:>4}{accepted:>4} {_outcome(record):<6}{times}  "
+    return f"{record.index:>7}{at_s * 1000:>7.0f}{asked:>4}{drafted:>4}{accepted:>4} {_outcome(record):<6}{times}  "
 
 
 def _left_out(rounds: Sequence[RoundRecord], num_elided: int, width: int) -> Iterator[str]:

@@ -18,7 +18,7 @@ _WHY = {
 
 
 def why_so_deep(record: RoundRecord, k_max: int) -> str:
-    """For example ``k 2 of 4: 1.31 expected tokens; one more row does not pay: 0.9 ms for 0.4 ms worth``."""
+    """For example ``asked 2 of 4: 1.31 expected tokens; one more row does not pay: 0.9 ms for 0.4 ms worth``."""
     why = _WHY.get(record.depth_reason, "")
     if not why:
         return ""
@@ -28,4 +28,4 @@ def why_so_deep(record: RoundRecord, k_max: int) -> str:
     price = ""
     if record.depth_reason in {DepthReason.COST, DepthReason.TAIL} and record.next_cost_s:
         price = f": {1e3 * record.next_cost_s:.1f} ms for {1e3 * record.next_worth_s:.1f} ms worth"
-    return f"k {record.asked} of {k_max}: {expected}{why}{price}"
+    return f"asked {record.asked} of {k_max}: {expected}{why}{price}"

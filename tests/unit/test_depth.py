@@ -15,7 +15,7 @@ def record(reason: DepthReason) -> RoundRecord:
 def test_the_price_of_the_row_that_was_left_out_is_named() -> None:
     """Expected tokens, and what one more row would have cost for what it was worth."""
     assert why_so_deep(record(DepthReason.COST), 4) == (
-        "k 2 of 4: 1.31 expected tokens; one more row does not pay: 0.9 ms for 0.4 ms worth"
+        "asked 2 of 4: 1.31 expected tokens; one more row does not pay: 0.9 ms for 0.4 ms worth"
     )
 
 

@@ -9,7 +9,13 @@ from paceline.types import Plan, ProposalOutcome, RoundRecord, SpeculativeStats,
 
 
 def round_record(
-    index: int, *, outcome=ProposalOutcome.USED, drafted=4, accepted=2, times=(0.001, 0.002, 0.0, 0.030)
+    index: int,
+    *,
+    outcome=ProposalOutcome.USED,
+    asked=4,
+    drafted=4,
+    accepted=2,
+    times=(0.001, 0.002, 0.0, 0.030),
 ):
     return RoundRecord(
         index,
@@ -25,6 +31,7 @@ def round_record(
         *times,
         times[3],
         0.0,
+        asked=asked,
     )
 
 
@@ -55,18 +62,30 @@ ROUNDS = [
     round_record(0),
     round_record(1, outcome=ProposalOutcome.LATE, drafted=0, accepted=0, times=(0.0, 0.0, 0.05, 0.03)),
     round_record(2, outcome=ProposalOutcome.EMPTY, drafted=0, accepted=0),
-    round_record(3, outcome=ProposalOutcome.NONE, drafted=0, accepted=0, times=(0.0, 0.0, 0.0, 0.02)),
+    round_record(
+        3, outcome=ProposalOutcome.NONE, asked=0, drafted=0, accepted=0, times=(0.0, 0.0, 0.0, 0.02)
+    ),
 ]
 
 
 def test_a_round_says_its_block_its_outcome_and_its_times():
-    """k, accepted, outcome, the four times in ms and when the round began stand in its line."""
+    """Asked, drafted and accepted tokens, outcome, the four times in ms and when the round began stand in its line."""
     lines = list(waterfall.draw(summary(ROUNDS), width=120))
     first = next(line for line in lines if line.split()[:1] == ["0"])
-    assert first.split()[:9] == ["0", "0", "4", "2", "used", "1.0", "2.0", "0.0", "30.0"]
+    assert first.split()[:10] == ["0", "0", "4", "4", "2", "used", "1.0", "2.0", "0.0", "30.0"]
     second = next(line for line in lines if line.split()[:1] == ["1"])
-    assert second.split()[:9] == ["1", "33", "-", "-", "late", "0.0", "0.0", "50.0", "30.0"]
-    assert any(line.split()[4:5] == ["plain"] for line in lines)
+    assert second.split()[:10] == ["1", "33", "4", "-", "-", "late", "0.0", "0.0", "50.0", "30.0"]
+    assert any(line.split()[2:6] == ["-", "-", "-", "plain"] for line in lines)
+
+
+def test_what_was_asked_for_and_what_was_drafted_stand_apart():
+    """A drafter may give less than it was asked for: both numbers are there, named above."""
+    lines = list(waterfall.draw(summary([round_record(0, asked=6, drafted=3, accepted=1)]), width=120))
+    head = next(line.split() for line in lines if line.split()[:1] == ["round"])
+    row = next(line.split() for line in lines if line.split()[:1] == ["0"])
+    # "at ms" is two words
+    assert dict(zip(head[3:6], row[2:5], strict=True)) == {"ask": "6", "drf": "3", "acc": "1"}
+    assert any("ask = tokens asked for (k), drf = drafted and verified" in line for line in lines)
 
 
 def test_bars_can_be_read_without_colour():
@@ -110,7 +129,7 @@ def test_a_long_trace_is_a_page():
     """So many rounds are drawn unless more are asked for."""
     rounds = [round_record(index) for index in range(200)]
     lines = list(waterfall.draw(summary(rounds), width=100))
-    assert len(lines) < waterfall.MAX_ROUNDS + 12
+    assert len(lines) < waterfall.MAX_ROUNDS + 13
     assert any("160 more rounds: 160 used" in line for line in lines)
     assert len(list(waterfall.draw(summary(rounds), width=100, max_rounds=10**9))) > 200
 
