@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator
 
 from cluster.words import counted
-from gates.bimodal import Blocks
+from gates.bimodal import FEWEST_ROUNDS, Blocks
 from gates.diagnose import Diagnosis
 
 WIDTH, _BAR = 80, 44
@@ -18,15 +18,21 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
             yield ""
             yield f"{picture.task}: accepted draft tokens of a round, {counted(sum(picture.blocks.values()), 'round')}"
             yield from histogram_lines(picture.blocks)
-            words = "too few rounds to say more" if picture.shape is None else picture.shape.words
+            words = (
+                f"too few rounds to say more: {FEWEST_ROUNDS} are needed"
+                if picture.shape is None
+                else picture.shape.words
+            )
             yield from _wrapped(words, "  ")
     yield ""
     if not diagnosis.findings:
-        yield "None of the known troubles shows."
+        yield "None of the known troubles shows." if diagnosis.judged else "Too few requests to judge by."
     for finding in diagnosis.findings:
         yield f"{finding.trouble.value.upper()}" + (f" ({finding.task})" if finding.task else "")
         yield from _wrapped(f"seen: {finding.evidence}", "  ")
         yield from _wrapped(f"do: {finding.remedy}", "  ")
+    for words in diagnosis.not_judged:
+        yield from _wrapped(f"Not judged: {words}.", "")
 
 
 def histogram_lines(blocks: Blocks) -> Iterator[str]:

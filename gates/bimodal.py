@@ -23,7 +23,7 @@ _REPLICATES = 999
 _STEPS = 120
 LEAST_SHARE, LEAST_DISTANCE = 0.1, 0.45
 """Two kinds are worth a word where each has such a share of the rounds, and their acceptance differs so much."""
-_FEWEST_ROUNDS = 60
+FEWEST_ROUNDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Shape:
 def shape_of(blocks: Blocks, *, seed: int = 1) -> Shape | None:
     """The verdict on accepted lengths; None where too few rounds were seen."""
     rounds = sum(blocks.values())
-    if rounds < _FEWEST_ROUNDS:
+    if rounds < FEWEST_ROUNDS:
         return None
     longest = max(accepted for accepted, _ in blocks) + 1
     ended = np.zeros((1, longest + 1))  # all accepted, the block ended

@@ -17,7 +17,15 @@ from gates.evidence import PLAIN, SPECULATIVE, Evidence, Seen, blocks_of, sums
 from gates.pairs import PairOfRuns, pairs_of, times
 from gates.repeats import fisher, repeated_at
 from gates.tail_gate import TAIL_LIMIT, tail_gate
-from router.evidence import UNKNOWN, Interval, acceptance, break_even, seconds_per_token, speed_ratio
+from router.evidence import (
+    MIN_REQUESTS,
+    UNKNOWN,
+    Interval,
+    acceptance,
+    break_even,
+    seconds_per_token,
+    speed_ratio,
+)
 from router.ledger.sums import AT
 from router.tail import TailTest, compare_tails
 
@@ -92,6 +100,10 @@ class Diagnosis:
     pictures: tuple[Picture, ...]
     requests: int
     speculative: int
+    not_judged: tuple[str, ...]
+    """What too few requests were there for, in words."""
+    judged: bool
+    """Whether there were enough for anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +116,8 @@ class _Task:
     shape: Shape | None
     accepted: Interval
     speed: Interval
+    compared: tuple[int, int]
+    """Requests that the speed is from, speculative and plain ones."""
     needed: float | None
     tail: TailTest | None
     tail_metric: str
@@ -144,7 +158,23 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         ),
         requests=whole_requests,
         speculative=sum(int(sums(task.speculative)[AT["requests"]]) for task in tasks),
+        not_judged=tuple(words for task in tasks if task.speculative and (words := _not_judged(task))),
+        judged=any(task.speed.count or task.accepted.count for task in tasks),
     )
+
+
+def _not_judged(task: _Task) -> str:
+    """Of which there were fewer requests than bounds take."""
+    words = []
+    if not task.speed.count:
+        mine, theirs = task.compared
+        words.append(
+            f"speed, from {mine} speculative and {theirs} plain requests where {MIN_REQUESTS} of each are needed"
+        )
+    if not task.accepted.count:
+        drafted = int(sums(task.speculative)[AT["spec_requests"]])
+        words.append(f"acceptance, from {drafted} requests that drafted where {MIN_REQUESTS} are needed")
+    return f"{task.name}: {'; '.join(words)}" if words else ""
 
 
 def _task(evidence: Evidence, name: str) -> _Task:
@@ -165,6 +195,7 @@ def _task(evidence: Evidence, name: str) -> _Task:
         shape=shape_of(blocks_of(speculative)),
         accepted=acceptance(sums(speculative)),
         speed=speed_ratio(cost, seconds_per_token(row)) if cost.count else UNKNOWN,
+        compared=(int(row[AT["timed_requests"]]), int(sums(theirs)[AT["timed_requests"]])),
         needed=break_even(row, cost.mean) if cost.count else None,
         tail=tests.get(metric),
         tail_metric={"gap": "time a token", "total": "time of the request"}.get(metric, ""),

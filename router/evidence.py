@@ -15,7 +15,7 @@ ALPHA = 0.02
 """Chance that a bound fails at any time at all."""
 _TUNED_FOR = 60
 """Requests at which the bounds are tightest."""
-_MIN_REQUESTS = 12
+MIN_REQUESTS = 12
 """Below so many requests there is no bound: the normal approximation has nothing to stand on."""
 
 
@@ -42,7 +42,7 @@ def radius(deviation: float, count: int, alpha: float = ALPHA) -> float:
 def acceptance(row: Row, alpha: float = ALPHA) -> Interval:
     """Accepted over drafted, as a ratio of sums over requests."""
     count, drafted, accepted = (int(row[AT[name]]) for name in ("spec_requests", "drafted", "accepted"))
-    if count < _MIN_REQUESTS or not drafted:
+    if count < MIN_REQUESTS or not drafted:
         return UNKNOWN
     ratio = accepted / drafted
     squares = (
@@ -60,7 +60,7 @@ def acceptance(row: Row, alpha: float = ALPHA) -> Interval:
 def seconds_per_token(row: Row, alpha: float = ALPHA) -> Interval:
     """Decode time over tokens behind the first."""
     count, tokens, ticks = (int(row[AT[n]]) for n in ("timed_requests", "timed_tokens", "timed_tick"))
-    if count < _MIN_REQUESTS or not tokens or not ticks:
+    if count < MIN_REQUESTS or not tokens or not ticks:
         return UNKNOWN
     ratio = ticks / tokens
     squares = (

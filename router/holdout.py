@@ -20,6 +20,8 @@ METRICS = ("ttft", "gap", "pause", "total")
 QUANTILES = (0.5, 0.95, 0.99)
 ALPHA = 0.05
 """Chance that one of the bounds of a comparison ever fails."""
+ALPHA_EACH = ALPHA / 2
+"""That one of a single quantile does."""
 _ARMS = (Arm.AUTO.value, Arm.HOLDOUT.value)
 _WRITE_EVERY_S = 10.0
 
@@ -86,7 +88,6 @@ class Holdout:
 
     def comparisons(self) -> Iterator[Comparison]:
         """Every task of which both kinds were seen."""
-        alpha = ALPHA / 2
         for task, arm, metric in sorted(self._counts):
             plain = self._counts.get((task, Arm.HOLDOUT.value, metric))
             if arm != Arm.AUTO.value or plain is None or metric not in METRICS:
@@ -94,7 +95,7 @@ class Holdout:
             speculative = self._counts[task, arm, metric]
             requests = sum(speculative.values()), sum(plain.values())
             for p in QUANTILES:
-                a, b = quantile(speculative, p, alpha), quantile(plain, p, alpha)
+                a, b = quantile(speculative, p, ALPHA_EACH), quantile(plain, p, ALPHA_EACH)
                 if a is not None and b is not None:
                     yield Comparison(task, metric, p, a, b, requests)
 

@@ -6,9 +6,11 @@ b(n, p, count) < alpha / (n + 1). Turned round, the quantile lies between two or
 quantiles so). Exact for any distribution; the only error is the width of a bin, 2 %.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 GROWTH = math.log(1.02)
 """Of a bin, as a logarithm."""
@@ -62,6 +64,13 @@ def count_bounds(n: int, p: float, alpha: float) -> tuple[int, int]:
         _first(0, mode, lambda count: _log_binomial(n, p, count) >= floor),
         n - _first(0, n - mode, lambda left: _log_binomial(n, p, n - left) >= floor),
     )
+
+
+@cache
+def fewest(p: float, alpha: float) -> int:
+    """Values from which the p-quantile has a bound on either side."""
+    hardest = math.log(max(p, 1 - p))
+    return next(n for n in itertools.count(1) if n * hardest < math.log(alpha / (n + 1)))
 
 
 def _first(low: int, high: int, true_at: Callable[[int], bool]) -> int:

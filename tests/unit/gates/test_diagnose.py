@@ -161,6 +161,17 @@ def test_what_cannot_be_read_is_said_in_words(tmp_path):
         assert words in done.output
 
 
+def test_too_few_requests_are_said_not_to_be_judged():
+    """Ten of each say nothing: neither a trouble nor that there is none."""
+    lines = " ".join(" ".join(diagnosis_lines(diagnose(from_records(records()[:20])))).split())
+    assert "None of the known troubles" not in lines
+    assert "Too few requests to judge by." in lines
+    assert "Not judged: code: speed, from 10 speculative and 10 plain requests where 12 of each are" in lines
+    assert "acceptance, from 10 requests that drafted where 12 are needed." in lines
+    whole = "\n".join(diagnosis_lines(diagnose(from_records(records()))))
+    assert "Not judged" not in whole
+
+
 def test_no_trouble_is_said_too():
     """And the accepted lengths are drawn anyway."""
     lines = list(diagnosis_lines(diagnose(seen("healthy"))))
