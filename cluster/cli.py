@@ -114,6 +114,7 @@ def up(
         ):
             typer.echo(f"All tiers serve, after {time.monotonic() - started:.1f} s.")
             typer.echo(settings_in_words(settings, cluster))
+            typer.echo(f"Ledger: {asyncio.run(_ledger(cluster.router_address))}")
             if cluster.log_dir:
                 typer.echo(f"Logs, kept after the stop, too: {cluster.log_dir}")
             pids = cluster.pids()
@@ -358,6 +359,18 @@ async def _list_requests(address: str, request_id: str, limit: int) -> tuple["Re
 
     async with Client(address) as client:
         return await client.list_requests(request_id=request_id, limit=limit)
+
+
+async def _ledger(address: str) -> str:
+    """Where the ledger is and what it goes on from: what was learnt and said before still decides."""
+    from cluster.policy_words import ledger_in_words
+    from paceline.client import Client
+
+    async with Client(address) as client:
+        try:
+            return ledger_in_words(await client.policy(audit_limit=1))
+        except PacelineError as error:  # the stack serves all the same
+            return f"not to be asked now ({error})"
 
 
 async def _info(address: str) -> None:

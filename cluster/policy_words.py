@@ -26,9 +26,20 @@ def rule_in_words(rule: router_pb2.PolicyRule) -> str:
     return f"{' and '.join(scope) or 'everything'}: {words}" + (f" ({rule.note})" if rule.note else "")
 
 
+def ledger_in_words(policy: router_pb2.GetPolicyResponse) -> str:
+    """Where it is, and how much of what was before it goes on from."""
+    if policy.HasField("ledger_since"):
+        remembered = f"{counted(policy.ledger_requests, 'request')} since {clock(policy.ledger_since)}"
+    elif policy.guards or policy.rules or policy.holdout or policy.audit:
+        remembered = "no requests of the last eight days, but what was decided before"
+    else:
+        remembered = "new, no requests yet"
+    return f"{policy.ledger}; {remembered}"
+
+
 def in_words(policy: router_pb2.GetPolicyResponse) -> Iterator[str]:
     """The policy, line by line."""
-    yield f"ledger: {policy.ledger}"
+    yield f"ledger: {ledger_in_words(policy)}"
     yield "rules of operators:" if policy.rules else "rules of operators: none"
     for rule in policy.rules:
         yield f"  {rule_in_words(rule)}"

@@ -120,11 +120,11 @@ def _left_out(rounds: Sequence[RoundRecord], num_elided: int, width: int) -> Ite
 def _depths(rounds: Sequence[RoundRecord], k_max: int) -> str:
     """Why so many tokens were drafted: each reason with how often it was, and the last round's figures."""
     last = {record.depth_reason: record for record in rounds}
-    said = [
-        f"{sum(record.depth_reason is reason for record in rounds)} x {words}"
-        for reason, record in last.items()
-        if (words := why_so_deep(record, k_max))
-    ]
+    said = []
+    for reason, record in last.items():
+        if words := why_so_deep(record, k_max):
+            number = sum(one.depth_reason is reason for one in rounds)
+            said.append(f"{counted(number, 'round')}, {'the last one ' if number > 1 else ''}{words}")
     return "why so deep: " + " | ".join(said) if said else ""
 
 

@@ -1,5 +1,6 @@
 """The policy, shown and steered: what ``GetPolicy`` and the rules' calls answer."""
 
+import asyncio
 import contextlib
 import math
 import time
@@ -17,6 +18,8 @@ from router.rollout import ORDERS, Order, Said, with_orders
 from router.rules import Action, Rule, Rules
 
 _DEFAULT_AUDITS = 20
+_FIRST_NEWS_S = 1.0
+"""How long who asks right after the start waits for what the ledger remembers."""
 _ATTEMPTS = 5
 _LOOKED_THROUGH = 200
 _ACTIONS = {
@@ -52,6 +55,11 @@ class PolicyDesk:
             audits = await self._writer.audits(request.audit_limit or _DEFAULT_AUDITS)
         except OSError as error:
             words += f"; away: {error}"
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FIRST_NEWS_S):
+                    await parts.memory.heard.wait()
+        requests, since = parts.memory.remembered()
         return router_pb2.GetPolicyResponse(
             rules=_rules(parts.policy.rules),
             guards=[self._guard(task, drafter) for task, drafter in sorted(parts.policy.verdicts)],
@@ -61,6 +69,8 @@ class PolicyDesk:
             ],
             holdout_share=parts.config.holdout,
             ledger=words,
+            ledger_requests=requests,
+            ledger_since=since,
         )
 
     async def set(self, rule: router_pb2.PolicyRule) -> list[router_pb2.PolicyRule]:

@@ -853,10 +853,16 @@ class GetPolicyResponse(_message.Message):
     AUDIT_FIELD_NUMBER: _builtins.int
     HOLDOUT_SHARE_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
+    LEDGER_REQUESTS_FIELD_NUMBER: _builtins.int
+    LEDGER_SINCE_FIELD_NUMBER: _builtins.int
     holdout_share: _builtins.float
     """Share of eligible requests in the holdout."""
     ledger: _builtins.str
     """Where the ledger is, and since when it is away, in words."""
+    ledger_requests: _builtins.int
+    """Requests that the ledger remembers, of the last eight days."""
+    ledger_since: _builtins.float
+    """Unix time of the hour of the first of them; absent without any."""
     @_builtins.property
     def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyRule]:
         """Rules of operators."""
@@ -882,12 +888,16 @@ class GetPolicyResponse(_message.Message):
         audit: _abc.Iterable[Global___AuditRecord] | None = ...,
         holdout_share: _builtins.float = ...,
         ledger: _builtins.str = ...,
+        ledger_requests: _builtins.int = ...,
+        ledger_since: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ledger_since", b"_ledger_since", "ledger_since", b"ledger_since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "guards", b"guards", "holdout", b"holdout", "holdout_share", b"holdout_share", "ledger", b"ledger", "rules", b"rules"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ledger_since", b"_ledger_since", "audit", b"audit", "guards", b"guards", "holdout", b"holdout", "holdout_share", b"holdout_share", "ledger", b"ledger", "ledger_requests", b"ledger_requests", "ledger_since", b"ledger_since", "rules", b"rules"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__ledger_since: _TypeAlias = _typing.Literal["ledger_since"]  # noqa: Y015
+    _WhichOneofArgType__ledger_since: _TypeAlias = _typing.Literal["_ledger_since", b"_ledger_since"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ledger_since) -> _WhichOneofReturnType__ledger_since | None: ...
 
 Global___GetPolicyResponse: _TypeAlias = GetPolicyResponse  # noqa: Y015
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
-from router.ledger.book import MINUTE_S, Book
+from router.ledger.book import HOUR_S, MINUTE_S, Book
 from router.ledger.group import Group
 from router.ledger.keeper import Batch, Bins, Keeper, News, Update
 from router.ledger.store import Audit
-from router.ledger.sums import Row
+from router.ledger.sums import AT, Row
 
 _logger = logging.getLogger(__name__)
 
@@ -81,6 +81,8 @@ class Memory:
         """Called with those that changed."""
         self.away_since: float | None = None
         """When the writer was first not to be had; None: it is there."""
+        self.heard = asyncio.Event()
+        """Whether the writer has ever told what it knows."""
         self._writer = writer
         self._clock = clock
         self._source = secrets.token_hex(8)
@@ -119,6 +121,16 @@ class Memory:
         """All that have sums."""
         return {*self._told.groups(), *self._sent.groups(), *self._new.groups()}
 
+    def remembered(self) -> tuple[int, int | None]:
+        """Requests of all that is kept, and when the hour of the first of them began; None without any."""
+        hours = [
+            (cell.start, int(row[AT["requests"]]))
+            for book in (self._told, self._sent, self._new)
+            for cell, row in book.items()
+            if cell.span == HOUR_S
+        ]
+        return sum(requests for _, requests in hours), min((start for start, _ in hours), default=None)
+
     def start(self) -> None:
         """Begin to exchange with the writer."""
         self._task = asyncio.create_task(self._run())
@@ -145,6 +157,7 @@ class Memory:
         if news.epoch != self._epoch:
             self._told = Book()
         self._epoch, self._version = news.epoch, news.version
+        self.heard.set()
         for cell, row in news.rows:
             self._told.put(cell, row)
         if news.documents:

@@ -2,13 +2,14 @@
 
 import asyncio
 import math
+import sqlite3
 
 import grpc
 import pytest
 from scripted_verify import Script, ask, pair, router_config, running_router, scripted_verify
 
 import router.service
-from cluster.policy_words import explained, in_words, rule_in_words
+from cluster.policy_words import explained, in_words, ledger_in_words, rule_in_words
 from paceline.client import Client, Started, generate_request
 from paceline.config import load_config
 from paceline.errors import InvalidRequestError, PeerLostError
@@ -89,6 +90,28 @@ async def test_user_types_and_rules_name_the_task():
         named = await ask(client, task_type="invoices", max_tokens=2)
         assert named.started.task_type == "invoices"
         assert "invoices" in (await client.server_info()).task_types
+
+
+async def test_what_a_ledger_goes_on_from_is_said(tmp_path):
+    """New at first; after a restart so many requests since when; after a long pause what was decided is still there."""
+    path = tmp_path / "ledger.sqlite"
+    setting = f'router.ledger.path="{path}"'
+    async with scripted_verify(Script(output=IDS, drafters=DRAFTER)) as verify:
+        async with running_router([verify.address], setting) as client:
+            assert ledger_in_words(await client.policy()) == f"{path}; new, no requests yet"
+            for _ in range(3):
+                await ask(client, max_tokens=3)
+        async with running_router([verify.address], setting) as client:
+            words = ledger_in_words(await client.policy())
+            assert words.startswith(f"{path}; 3 requests since 20")
+            assert f"ledger: {words}" in list(in_words(await client.policy()))
+            await client.set_policy_rule(router_pb2.PolicyRule(task="qa", action=PLAIN))
+        with sqlite3.connect(path) as db:
+            db.execute("DELETE FROM sums")
+        db.close()
+        async with running_router([verify.address], setting) as client:
+            words = ledger_in_words(await client.policy())
+            assert "no requests of the last eight days, but what was decided before" in words
 
 
 async def test_two_routers_share_a_ledger(tmp_path):

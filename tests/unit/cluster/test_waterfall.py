@@ -1,11 +1,13 @@
 """The text of a trace: one line a round, bars that add up, sums."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster import waterfall
 from paceline.client import RequestSummary
-from paceline.types import Plan, ProposalOutcome, RoundRecord, SpeculativeStats, Timings, Usage
+from paceline.types import DepthReason, Plan, ProposalOutcome, RoundRecord, SpeculativeStats, Timings, Usage
 
 
 def round_record(
@@ -170,3 +172,11 @@ def test_one_is_not_many():
     """Numbers and nouns agree."""
     assert "1 round," in waterfall.stats_in_words(summary(ROUNDS[:1]).speculative)
     assert waterfall.tokens_in_words(Usage(60, 1, 48)) == "60 (48 from memory) + 1 token"
+
+
+def test_the_figures_of_a_depth_are_said_to_be_the_last_rounds():
+    """Rounds of one reason may have asked for different numbers of tokens."""
+    rounds = [replace(record, depth_reason=DepthReason.COST, expected_tokens=1.5) for record in ROUNDS[:3]]
+    rounds[2] = replace(rounds[2], asked=1)
+    text = "\n".join(waterfall.draw(summary([*rounds, ROUNDS[3]]), width=200))
+    assert "why so deep: 3 rounds, the last one asked 1 of 4: 1.50 expected tokens; one more row" in text
