@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from cluster.decision_words import why_no_drafts
 from cluster.waterfall import plan_in_words, stats_in_words, tokens_in_words
 from cluster.words import counted
 from paceline.client import Chunk, Client, Finished, Started, generate_request
@@ -37,6 +38,8 @@ async def ask(
                             if stats:
                                 note(f"request {event.request_id}, task {event.task_type}, seed {event.seed}")
                                 note(f"plan: {plan_in_words(event.plan)} ({event.plan.reason})")
+                                if words := why_no_drafts(event.plan, event.decision):
+                                    note(words)
                         case Chunk():
                             sys.stdout.write(event.text)
                             sys.stdout.flush()

@@ -168,6 +168,13 @@ def generate(
     plain: Annotated[
         bool, typer.Option("--plain", help="Decode without a drafter; default: the server decides.")
     ] = False,
+    speculative: Annotated[
+        bool,
+        typer.Option(
+            "--speculative",
+            help="Decode speculatively whatever the server would choose; so do the next three.",
+        ),
+    ] = False,
     drafter: Annotated[str | None, typer.Option(help="Decode speculatively with this drafter.")] = None,
     k: Annotated[int | None, typer.Option("--k", help="Most draft tokens a round.")] = None,
     law: Annotated[
@@ -192,9 +199,13 @@ def generate(
         from paceline.types import Mode
 
         wrong = []
-        asked = drafter is not None or k is not None or law is not None
+        asked = speculative or drafter is not None or k is not None or law is not None
         if plain and asked:
-            wrong.append(FieldViolation("--plain", "means no drafter: leave out --drafter, --k and --law"))
+            wrong.append(
+                FieldViolation(
+                    "--plain", "means no drafter: leave out --speculative, --drafter, --k and --law"
+                )
+            )
         if system and not chat:
             wrong.append(FieldViolation("--system", "needs the chat template: leave out --raw"))
         text = sys.stdin.read() if prompt == "-" else prompt
@@ -252,7 +263,7 @@ def explain(
 ) -> None:
     """Say why a request was decoded as it was."""
     with _errors():
-        from cluster.policy_words import explained
+        from cluster.decision_words import explained
 
         requests = asyncio.run(_list_requests(address, request_id, 1))
         if not requests:

@@ -1,11 +1,9 @@
-"""The policy and its decisions in words."""
+"""The policy in words."""
 
 import math
 from collections.abc import Iterable, Iterator
 
 from cluster.words import clock, counted
-from paceline.client import RequestSummary
-from paceline.types import Mode
 from paceline.v1 import router_pb2
 from router.evidence import MIN_REQUESTS
 from router.holdout import ALPHA_EACH
@@ -94,26 +92,3 @@ def _metric(one: router_pb2.HoldoutComparison) -> str:
 def _time(seconds: float, requests: int, needed: int) -> str:
     """No figure for a quantile that so few requests do not bound."""
     return f"{1e3 * seconds:.0f}" if requests >= needed else "?"
-
-
-def explained(request: RequestSummary) -> Iterator[str]:
-    """Why a request was decoded as it was, line by line."""
-    plan, decision = request.plan, request.decision
-    yield f"request {request.request_id}" + (f" of tenant {request.tenant}" if request.tenant else "")
-    yield f"  task: {request.task_type}, {decision.task_origin}"
-    for words in decision.considered:
-        yield f"  looked at: {words}"
-    how = plan.mode.value
-    if plan.mode is Mode.SPECULATIVE:
-        how += f" with {plan.drafter}, up to {plan.k_max} draft tokens" + (
-            f", law {plan.law.value}" if plan.law else ""
-        )
-    yield f"  decoded: {how} ({decision.arm})"
-    yield f"  because: {plan.reason}"
-    stats = request.speculative
-    if stats.num_spec_steps:
-        yield (
-            f"  came of it: {stats.num_accepted_draft_tokens} of {stats.num_draft_tokens} draft tokens accepted in "
-            f"{stats.num_spec_steps} rounds, {stats.mean_acceptance_length or 0:.2f} tokens a round"
-        )
-    yield f"  ended: {request.outcome}, {request.usage.completion_tokens} tokens in {request.timings.total_s:.2f} s"

@@ -187,7 +187,10 @@ class Policy:
         if expected is not None:
             seen.append(f"{ask.task} puts out {expected:.0f} tokens on average")
             if expected < least:
-                return f"{expected:.0f} output tokens expected: under {least} speculation does not pay"
+                return (
+                    f"{expected:.0f} output tokens expected, the mean of {ask.task} in the last week: under {least} "
+                    "speculation does not pay"
+                )
         hottest = self._table.rule(ask.task).max_temperature
         if ask.temperature > hottest:
             return f"at temperature {ask.temperature:g} little of {ask.task} can be foreseen; up to {hottest:g} it is drafted"

@@ -39,7 +39,7 @@ def stats() -> SpeculativeStats:
 
 
 class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
-    """The prompt says what happens: ``wrong``, ``full``, ``broken``, ``forever``; anything else is answered."""
+    """The prompt says what happens: ``wrong``, ``full``, ``broken``, ``forever``, ``lot`` (plain by lot); anything else is answered."""
 
     def __init__(self, *, drifts: bool = False, plain: bool = False) -> None:
         self.drifts = drifts  # speculative output differs in its last token
@@ -52,7 +52,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         prompt = request.text or request.chat.messages[-1].content
         mode = request.decoding.mode
         plain = mode == common_pb2.DECODING_MODE_PLAIN or (
-            self.plain and mode == common_pb2.DECODING_MODE_UNSPECIFIED
+            (self.plain or prompt == "lot") and mode == common_pb2.DECODING_MODE_UNSPECIFIED
         )
         plan = Plan.plain("asked for") if plain else SPECULATIVE
         if request.HasField("max_tokens") and request.max_tokens == 0:
@@ -74,6 +74,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
             plan=codec.plan_to_pb(plan),
             prompt_tokens=9,
             seed=request.sampling.seed,
+            decision=router_pb2.Decision(arm="holdout") if prompt == "lot" and plain else None,
         )
         await context.write(router_pb2.GenerateResponse(started=started))
         for index, text in enumerate(["Blå", "bær ", f"[{prompt}]"]):

@@ -83,6 +83,18 @@ def test_generate_stats_say_where_the_time_went(address):
     assert "decode 100.0 (draft 3.0, network 6.0, wait 0.0, verify 90.0, overhead 1.0)" in result.stderr
 
 
+def test_a_request_that_was_plain_by_lot_says_so_and_how_to_speculate(address):
+    """With --stats; --speculative is the way round, and it stands above the lot."""
+    result = run("generate", "lot", "-a", address, "--stats")
+    assert "Chance decided" in result.stderr
+    assert "To speculate all the same: --speculative, or --k N." in result.stderr
+    forced = run("generate", "lot", "-a", address, "--stats", "--speculative")
+    assert "speculative ngram k=4" in forced.stderr
+    assert "Chance decided" not in forced.stderr
+    both = run("generate", "lot", "-a", address, "--plain", "--speculative")
+    assert both.exit_code == 2
+
+
 def test_plain_is_asked_for(address):
     """--plain reaches the server."""
     assert run("generate", "sky", "-a", address, "--plain").stderr.startswith("plain · ")
@@ -98,7 +110,10 @@ def test_wrong_fields_are_said_one_a_line(address):
 @pytest.mark.parametrize(
     ("options", "lines"),
     [
-        (["--plain", "--k", "4"], ["--plain: means no drafter: leave out --drafter, --k and --law"]),
+        (
+            ["--plain", "--k", "4"],
+            ["--plain: means no drafter: leave out --speculative, --drafter, --k and --law"],
+        ),
         (["--raw", "--system", "x"], ["--system: needs the chat template: leave out --raw"]),
         (["--seed", "-1"], ["sampling.seed: -1; expected 0 to 18446744073709551615"]),
         (

@@ -9,9 +9,10 @@ import pytest
 from scripted_verify import Script, ask, pair, router_config, running_router, scripted_verify
 
 import router.service
-from cluster.policy_words import explained, in_words, ledger_in_words, rule_in_words
+from cluster.decision_words import explained
+from cluster.policy_words import in_words, ledger_in_words, rule_in_words
 from paceline.client import Client, Started, generate_request
-from paceline.config import load_config
+from paceline.config import RouterConfig, load_config
 from paceline.errors import InvalidRequestError, PeerLostError
 from paceline.testing.servers import running_server
 from paceline.types import Mode
@@ -19,10 +20,12 @@ from paceline.v1 import ledger_pb2, ledger_pb2_grpc, router_pb2
 from router.ledger.remote import _SHAPE
 from router.ledger.service import create_server
 from router.ledger.sums import FIELDS
+from router.lot import drawn
 
 IDS = list(range(10, 60))
 PLAIN = router_pb2.POLICY_ACTION_PLAIN
 DRAFTER = (("ngram", True),)
+DRAWN = next(name for name in map(str, range(100)) if drawn(name, "holdout", 0.5, RouterConfig().holdout_key))
 
 
 async def test_the_decision_stands_in_reply_and_list():
@@ -45,6 +48,30 @@ async def test_the_decision_stands_in_reply_and_list():
         classified = await ask(client, text="Translate to German: good morning", max_tokens=40)
         assert classified.started.task_type == "translation"
         assert (classified.started.decision.task_confidence or 0) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields", "words"),
+    [
+        (["router.holdout=0.5"], {"request_id": DRAWN}, "Chance decided: a small share"),
+        ([], {"max_tokens": 5}, "no gain from speculation for this very request"),
+        (["router.plans={code={mode='plain'}}"], {}, "An operator's rule or router.plans says so."),
+    ],
+)
+async def test_who_wonders_why_nothing_was_drafted_is_told(settings, fields, words):
+    """By lot, too short, by a rule: what it means and what to say instead; who asked for plain decoding knows."""
+    async with pair(Script(output=IDS, drafters=DRAFTER), *settings) as (client, _):
+        await ask(client, **{"task_type": "code", "max_tokens": 40, "request_id": "r1"} | fields)
+        await ask(client, task_type="code", max_tokens=40, request_id="r2", mode=Mode.PLAIN)
+        await ask(client, task_type="code", max_tokens=40, request_id="r3", mode=Mode.SPECULATIVE)
+        said = {}
+        for name in (fields.get("request_id", "r1"), "r2", "r3"):
+            (summary,) = await client.list_requests(request_id=name)
+            said[name] = next((line for line in explained(summary) if "that means: " in line), "")
+        mine, *others = said.values()
+        assert words in mine
+        assert "To speculate all the same: --speculative, or --k N." in mine
+        assert others == ["", ""]
 
 
 async def test_rules_at_run_time_are_obeyed_shown_and_removed():
