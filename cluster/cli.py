@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from paceline.config import PacelineConfig
 
 EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
+SAMPLE = "Write a Python function that checks whether a word is a palindrome."
+"""Of a type of task that speculates, with an answer long enough for it."""
 WATCH_S = 2.0
 """How often ``up`` looks whether a tier was restarted."""
 
@@ -127,7 +129,7 @@ def up(
             where = (
                 "" if cluster.router_address == DEFAULT_ADDRESS else f" --address {cluster.router_address}"
             )
-            typer.echo(f'Try: paceline generate "Why is the sky blue?"{where}')
+            typer.echo(f'Try: paceline generate "{SAMPLE}" --stats{where}')
             typer.echo(
                 f"Ctrl-C stops: requests in flight get up to {cluster.drain_s:g} s (drain_s), once more stops at once."
             )

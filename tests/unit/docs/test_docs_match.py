@@ -12,9 +12,11 @@ from google.protobuf import json_format
 from pydantic import BaseModel
 from typer.main import get_command
 
-from cluster.cli import app
+from cluster.cli import SAMPLE, app
 from paceline.config import DrafterConfig, PacelineConfig, PlanRule
 from paceline.v1 import router_pb2
+from router.plan import PlanTable
+from router.task_rules import TaskNamer
 
 ROOT = Path(__file__).parents[3]
 PAGES = [
@@ -172,3 +174,16 @@ def test_the_request_for_grpcurl_is_one() -> None:
     for service, method in re.findall(r"7440[ /](paceline\.v1\.\w+)/(\w+)", text):
         assert service == router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
         assert method in router_pb2.DESCRIPTOR.services_by_name["RouterService"].methods_by_name
+
+
+def test_what_a_newcomer_is_told_to_ask_speculates() -> None:
+    """The sample of `paceline up` and of the pages is surely of a type that is drafted, at `generate`'s temperature of 0."""
+    pages = [page for page in PAGES if any('paceline generate "' in line for line in lines_of_commands(page))]
+    assert pages
+    for page in pages:
+        asked = [words_of(line) for line in lines_of_commands(page) if 'paceline generate "' in line]
+        assert {words[words.index("generate") + 1] for words in asked} == {SAMPLE}
+    settings = PacelineConfig().router
+    named = TaskNamer((), (), settings.task_confidence).name("", "", {}, lambda: SAMPLE)
+    assert (named.confidence or 0) > 0.9
+    assert PlanTable({}).rule(named.name).mode == "speculative"
