@@ -174,7 +174,7 @@ def generate(
         bool,
         typer.Option(
             "--speculative",
-            help="Decode speculatively whatever the server would choose; so do the next three.",
+            help="Decode speculatively, whatever the server would choose; the next three say so, too.",
         ),
     ] = False,
     drafter: Annotated[str | None, typer.Option(help="Decode speculatively with this drafter.")] = None,

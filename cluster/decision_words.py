@@ -8,7 +8,7 @@ from paceline.types import Mode, Plan
 _PLAIN_BECAUSE = {
     "holdout": "Chance decided: a small share of the requests that could speculate is decoded plainly by lot, so that "
     "both ways can be compared.",
-    "ineligible": "The router expects no gain from speculation for this very request.",
+    "ineligible": "For this very request the router expects no gain from speculation, or has no drafter.",
     "off": "The router keeps speculation off for this type of task, by what was measured or by its table.",
     "pinned": "An operator's rule or router.plans says so.",
 }

@@ -7,7 +7,7 @@ answers, says SERVING and has the router's tokenizer. Replicas with different we
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -143,7 +143,7 @@ class Replicas:
         Raises PeerLostError or IncompatiblePeerError where no replica has ever been usable.
         """
         try:
-            chosen = (await self._least_loaded()).facts
+            chosen = (await self._least_loaded(_fits)).facts
         except PeerLostError:
             chosen = next((r.facts for r in self._replicas if r.facts and not r.incompatible), None)
             if chosen is None:
@@ -166,26 +166,18 @@ class Replicas:
         Raises PeerLostError, or IncompatiblePeerError where waiting cannot help.
         """
         chosen = await self._least_loaded(
-            identity, min_context=min_context, excluding=excluding, wait_s=wait_s
+            lambda replica: replica not in excluding and _fits(replica, identity, min_context), wait_s
         )
         self._picks += 1
         chosen.last_picked = self._picks
         return chosen
 
-    async def _least_loaded(
-        self,
-        identity: tuple[str, ...] | None = None,
-        *,
-        min_context: int = 0,
-        excluding: Collection[Replica] = (),
-        wait_s: float = 0.0,
-    ) -> Replica:
-        """As ``pick``, but only looking: its turn is not over."""
+    async def _least_loaded(self, fits: Callable[[Replica], bool], wait_s: float = 0.0) -> Replica:
+        """Of those that fit; only looking: its turn is not over. Raises as ``pick`` does."""
         await self._first_answers()
         give_up_at = asyncio.get_running_loop().time() + wait_s
         while True:
-            fit = [r for r in self._replicas if r not in excluding and _fits(r, identity, min_context)]
-            if fit:
+            if fit := [replica for replica in self._replicas if fits(replica)]:
                 return min(fit, key=lambda replica: (replica.load, replica.last_picked))
             try:
                 async with asyncio.timeout_at(give_up_at):
@@ -279,7 +271,7 @@ class Replicas:
         return ""
 
 
-def _fits(replica: Replica, identity: tuple[str, ...] | None, min_context: int) -> bool:
+def _fits(replica: Replica, identity: tuple[str, ...] | None = None, min_context: int = 0) -> bool:
     if not replica.usable or replica.facts is None or replica.facts.info.max_context < min_context:
         return False
     return identity is None or replica.facts.identity == identity

@@ -355,12 +355,12 @@ def orders_from(document: str) -> list[Order]:
 def with_orders(document: str, new: Sequence[Order]) -> str:
     """The document with ``new`` ones behind, numbered on.
 
-    A number is at least the second in which the order was said. Counted from the document alone, numbers would begin again where the one
+    A number is at least the microsecond in which the order was said. Counted from the document alone, numbers would begin again where the one
     before was lost or could not be read, and what has a number that was carried out once is not carried out.
     """
     orders = orders_from(document)
     number = max((order.number for order in orders), default=0)
     for order in new:
-        number = max(number + 1, int(order.at))
+        number = max(number + 1, int(1e6 * order.at))
         orders.append(Order(number, order.said, order.task, order.drafter, order.share, order.note, order.at))
     return json.dumps([asdict(order) | {"said": order.said.value} for order in orders[-_KEPT_ORDERS:]])

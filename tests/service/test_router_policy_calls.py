@@ -54,7 +54,7 @@ async def test_the_decision_stands_in_reply_and_list():
     ("settings", "fields", "words"),
     [
         (["router.holdout=0.5"], {"request_id": DRAWN}, "Chance decided: a small share"),
-        ([], {"max_tokens": 5}, "no gain from speculation for this very request"),
+        ([], {"max_tokens": 5}, "For this very request the router expects no gain"),
         (["router.plans={code={mode='plain'}}"], {}, "An operator's rule or router.plans says so."),
     ],
 )

@@ -243,8 +243,9 @@ def test_orders_and_state_outlive_the_writer(tmp_path):
     ] == [1, 2]
 
 
-def test_an_order_is_carried_out_where_those_before_it_cannot_be_read(tmp_path):
+def test_an_order_is_carried_out_where_those_before_it_cannot_be_read(tmp_path, monkeypatch):
     """Their numbers are not given again: neither while their outcome is known, nor where nothing is."""
+    monkeypatch.setattr("router.ledger.keeper.STEP_S", 0.01)
     path = str(tmp_path / "ledger.sqlite")
     config = load_config(None, [f"router.ledger.path='{path}'"]).router
 
