@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from gates.check import Check
 from gates.pairs import Verdict
@@ -96,8 +97,15 @@ def _again(check: Check, *options: str, other: bool = False) -> str:
     known = check.facts
     if not known.command:
         return ""
-    kept = [_OTHERS if other and word == known.traffic_path else word for word in known.command]
-    return shlex.join([*kept, *options])
+    kept = list(known.command)
+    if (
+        other and known.traffic_path
+    ):  # the first word behind the command's own, whatever else is called like it
+        first = kept.index("check") + 1
+        assert Path(kept[first]) == Path(known.traffic_path), "arguments come before options"
+        kept[first] = _OTHERS
+    picked = [word for task in known.picked for word in ("--task", task)] if "--task" not in options else []
+    return shlex.join([*kept, *picked, *options])
 
 
 def _late_first(check: Check) -> bool:

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from gates.check import Check
 
 EXIT_NOT_HELD = 1
+_SUFFIXES = (".html", ".json", ".jsonl")
+_MOST = 1e9
+"""Gigabytes, or money an hour: more is a slip, and no number for JSON."""
 _PICKING = frozenset({"task", "limit", "repeats", "report"})
 """Options that another check of the same pair would give anew."""
 
@@ -72,10 +76,13 @@ def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None
             int, typer.Option(min=0, help="Sequences to hold at the same time; 0: as many as are set.")
         ] = 0,
         device_gb: Annotated[
-            float, typer.Option(min=0, help="Memory to reckon with instead of the device's, in 10^9 bytes.")
+            float,
+            typer.Option(
+                min=0, max=_MOST, help="Memory to reckon with instead of the device's, in 10^9 bytes."
+            ),
         ] = 0.0,
         price: Annotated[
-            float, typer.Option(min=0, help="Of an hour of the hardware, in any currency.")
+            float, typer.Option(min=0, max=_MOST, help="Of an hour of the hardware, in any currency.")
         ] = 0.0,
         record: Annotated[
             bool,
@@ -98,17 +105,18 @@ def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None
             from cluster.progress import progress_on
             from paceline.simulation import MODEL_NAME as SIMULATED
 
-            base = report or Path("paceline-check" if ledger is None else "paceline-check-ledger")
+            base = report_name(
+                report or Path("paceline-check" if ledger is None else "paceline-check-ledger"),
+                reads=[path for path in (traffic, ledger, config) if path is not None],
+            )
             with progress_on(Console(stderr=True, highlight=False)) as say, contextlib.ExitStack() as stack:
                 router, replica = address, verify
                 if (traffic is None) == (ledger is None):
                     raise ConfigError("give either a file of requests or --ledger")
-                if ledger is not None and base.with_suffix(".jsonl").exists():
+                if ledger is not None and written(base, ".jsonl").exists():
                     raise ConfigError(
-                        f"{base.with_suffix('.jsonl')}: records of another check lie there, and a ledger has none; name another --report"
+                        f"{written(base, '.jsonl')}: records of another check lie there, and a ledger has none; name another --report"
                     )
-                if traffic is not None:
-                    refuse_own_input(traffic, base)
                 if start:
                     router, replica = stack.enter_context(_started(config, overrides or [], simulate, say))
                 elif config or overrides or simulate:
@@ -139,15 +147,15 @@ def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None
                         started=start,
                         command=tuple(given(context, but=_PICKING)),
                         traffic_path=str(traffic or ""),
-                        records=str(base.with_suffix(".jsonl")) if records else "",
+                        records=str(written(base, ".jsonl")) if records else "",
                         gated=None if start else asyncio.run(gate_of(address)),
                     ),
                 )
-            write_file(base.with_suffix(".html"), html(found))
-            write_file(base.with_suffix(".json"), as_json(found))
+            write_file(written(base, ".html"), html(found))
+            write_file(written(base, ".json"), as_json(found))
             if records:
                 write_file(
-                    base.with_suffix(".jsonl"),
+                    written(base, ".jsonl"),
                     "".join(json.dumps(one) + "\n" for one in records),
                     private=True,
                 )
@@ -155,11 +163,11 @@ def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None
             for line in page_lines(found):
                 typer.echo(line)
             typer.echo("")
-            typer.echo(f"page           {base.with_suffix('.html')}")
-            typer.echo(f"figures        {base.with_suffix('.json')}")
+            typer.echo(f"page           {written(base, '.html')}")
+            typer.echo(f"figures        {written(base, '.json')}")
             if records:
                 typer.echo(
-                    f"records        {base.with_suffix('.jsonl')}: token ids, no text; for `paceline diagnose --records`"
+                    f"records        {written(base, '.jsonl')}: token ids, no text; for `paceline diagnose --records`"
                 )
             if told:
                 typer.echo(f"told           the router: {told}")
@@ -169,14 +177,39 @@ def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None
                 raise typer.Exit(EXIT_NOT_HELD)
 
 
-def refuse_own_input(traffic: Path, base: Path) -> None:
-    """Nothing that a check writes may replace what it reads. Raises ConfigError."""
-    for suffix in (".html", ".json", ".jsonl"):
-        written = base.with_suffix(suffix)
-        if written.resolve() == traffic.resolve() or (
-            written.exists() and traffic.exists() and written.samefile(traffic)
-        ):
-            raise ConfigError(f"--report {base} would write {written} over the requests; name another")
+def report_name(report: Path, *, reads: Sequence[Path]) -> Path:
+    """What the report's files are called but for their suffix. Raises ConfigError, before anything is measured in vain.
+
+    One of the suffixes at its end is left off, no other: ``run.1`` and ``run.2`` are two reports. ``reads``: files that must not be
+    written over.
+    """
+    for path in (report, *reads):
+        str(path).encode()  # names stand on the page: those that are no text are refused here
+    base = report.with_suffix("") if report.suffix in _SUFFIXES else report
+    if not base.name.strip("."):
+        raise ConfigError(f"--report {str(report)!r}: expected the name of a file")
+    for suffix in _SUFFIXES:
+        path = written(base, suffix)
+        _refuse_own_input(path, reads)
+        if path.is_dir() or not path.parent.is_dir():
+            raise ConfigError(
+                f"cannot write {path}: "
+                + ("a directory is called so" if path.is_dir() else f"no directory {path.parent}")
+            )
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ConfigError(f"cannot write {path}: not allowed")
+    return base
+
+
+def written(base: Path, suffix: str) -> Path:
+    """One of the report's files."""
+    return base.with_name(base.name + suffix)
+
+
+def _refuse_own_input(path: Path, reads: Sequence[Path]) -> None:
+    for read in reads:
+        if path.resolve() == read.resolve() or (path.exists() and read.exists() and path.samefile(read)):
+            raise ConfigError(f"--report would write {path} over {read}, which is read; name another")
 
 
 async def checked(

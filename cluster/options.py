@@ -37,5 +37,7 @@ def given(context: typer.Context, *, but: frozenset[str]) -> list[str]:
             if isinstance(one, bool):
                 words.append((option.opts if one else option.secondary_opts)[0])
             else:
-                words += [option.opts[0], str(one)] if option.param_type_name == "option" else [str(one)]
+                is_option = option.param_type_name == "option"
+                word = f"./{one}" if isinstance(one, Path) and str(one).startswith("-") else str(one)
+                words += [option.opts[0], word] if is_option else [word]
     return words

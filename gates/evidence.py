@@ -14,6 +14,7 @@ import numpy as np
 
 from gates.bimodal import Blocks
 from gates.served import as_record
+from paceline.ranges import MAX_K
 from router.ledger.group import Arm, Group, batch_bucket, temperature_bucket
 from router.ledger.sums import (
     AT,
@@ -104,7 +105,7 @@ def from_records(lines: Iterable[str], offline: Mapping[str, float] = {}) -> Evi
             record = as_record(record, numerics) if kind == "requests" else None if kind else record
             if record is not None:
                 seen.append(from_record(record, number))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
             raise ValueError(
                 f"line {number}: no record of a request ({type(error).__name__}: {error})"
             ) from error
@@ -131,6 +132,9 @@ def from_record(record: Mapping[str, Any], number: int = 0) -> Seen:
         batch=batch_bucket(sorted(sequences)[len(sequences) // 2] if sequences else 1),
         arm=(record.get("decision") or {}).get("arm", Arm.ASKED.value),
     )
+    for name in (group.task, group.drafter, group.version, group.law, group.arm):
+        if not isinstance(name, str):
+            raise TypeError(f"{name!r} is no name")
     row = no_sums()
     counts = {
         "requests": 1,
@@ -159,6 +163,8 @@ def from_record(record: Mapping[str, Any], number: int = 0) -> Seen:
     add_yield(row, counts["accepted"], counts["drafted"])
     add_speed(row, tokens - 1, float(spent["decode_s"]))
     blocks = _blocks(rounds) if rounds else _blocks_of_histogram(stats, plan)
+    if any(not 0 <= length <= MAX_K or count < 0 for (length, _), count in blocks.items()):
+        raise ValueError(f"accepted lengths: expected 0 to {MAX_K}")
     _add_positions(row, blocks)
     bins = {
         ("ttft", bin_of(float(spent["time_to_first_token_s"]))): 1,

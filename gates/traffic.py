@@ -39,7 +39,7 @@ def read_traffic(lines: Iterable[str], task_types: Sequence[str] = ()) -> list[A
             continue
         try:
             asked = _asked(json.loads(line), number, task_types)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"line {number}: {error}") from error
         if asked.key in line_of:
             raise ValueError(f"line {number}: id: {asked.key} is that of line {line_of[asked.key]} already")

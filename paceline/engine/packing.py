@@ -176,7 +176,7 @@ def _calls(slot: int, low: int, high: int) -> list[AttentionCall]:
 
 
 def check_segments(segments: Sequence[Segment], kv: SlotKV) -> None:
-    """Raises EngineError for segments that do not continue their slots, or name one twice."""
+    """Raises EngineError for segments that do not continue their slots, name one twice, or hold what is no token."""
     if not segments:
         raise EngineError("a forward needs at least one segment")
     slots = set()
@@ -194,6 +194,8 @@ def check_segments(segments: Sequence[Segment], kv: SlotKV) -> None:
             raise EngineError(
                 f"{count} tokens with {segment.num_logits} logits: expected 0 <= logits <= tokens, 1 <= tokens"
             )
+        if min(segment.token_ids) < 0:  # an array would count it from the end of the vocabulary
+            raise EngineError(f"KV slot {segment.slot}: {min(segment.token_ids)} is no token")
         if segment.end > kv.capacity:
             raise EngineError(f"KV slot {segment.slot}: {segment.end} tokens do not fit into {kv.capacity}")
 

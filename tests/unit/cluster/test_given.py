@@ -1,5 +1,6 @@
 """A command line said again."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ found: list[list[str]] = []
 @app.command()
 def check(
     context: typer.Context,
-    traffic: str,
+    traffic: Path,
     load: Annotated[int, typer.Option()] = 1,
     task: Annotated[list[str] | None, typer.Option()] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set")] = None,
@@ -39,3 +40,8 @@ def test_only_what_was_given_is_said_again():
         "--no-record",
     ]
     assert said("a", "--set", "x=1", "--set", "y=2") == ["check", "a", "--set", "x=1", "--set", "y=2"]
+
+
+def test_a_file_called_like_an_option_is_a_file():
+    """Said so that it can be typed anywhere in a command."""
+    assert said("--load", "4", "--", "-odd.jsonl") == ["check", "./-odd.jsonl", "--load", "4"]

@@ -239,6 +239,19 @@ def test_segments_that_do_not_continue_their_slots_are_refused(runner, segments)
     kv.release(b)
 
 
+@pytest.mark.parametrize("token", [-1, -513, 520, 2**31])
+def test_a_token_that_does_not_exist_is_refused(runner, token):
+    """Not counted from the end of the vocabulary: the forward fails, the slot is as it was and serves on."""
+    slot = runner.kv.acquire()
+    expected = runner.forward([Segment(slot, 0, ids(5), 1)])
+    with pytest.raises((EngineError, IndexError)):
+        runner.forward([Segment(slot, 5, [7, token, 9], 1)])
+    assert runner.kv.length(slot) == 5
+    runner.kv.truncate(slot, 4)
+    assert torch.equal(runner.forward([Segment(slot, 4, ids(5)[4:], 1)]), expected)
+    runner.kv.release(slot)
+
+
 def test_another_thread_computes_the_same(runner):
     """The engine thread is not the thread that loaded the model."""
     tokens = ids(40, 10)

@@ -250,6 +250,10 @@ def test_a_good_task_beside_a_whole_that_fails_is_not_called_go():
         "creative_writing": "plain",
     }
     assert told["command"] == "paceline check OTHER.jsonl --load 4 --task code"
+    for name in ("check", "4", "./-odd"):  # whatever the file is called like
+        odd = replace(known, command=("paceline", "check", name, "--load", "4"), traffic_path=name)
+        odd_check = judge(pairs({"code": 0.85, "creative_writing": 0.05}), odd)
+        assert json.loads(as_json(odd_check))["command"] == told["command"]
     passed = judge(pairs({"code": 0.85}), known)
     assert next(line for line in page_lines(passed) if line.startswith("code ")).endswith("speculate")
     assert json.loads(as_json(passed))["command"] == "paceline rollout status"
@@ -401,6 +405,7 @@ def test_traffic_comes_in_several_shapes():
         ),
         ("[1]", "line 1: expected an object"),
         ("{", "line 1: "),
+        ('{"text": ' + 100_000 * "[", "line 1: "),
     ],
 )
 def test_what_is_not_understood_is_refused(line, words):
@@ -514,3 +519,10 @@ async def test_plain_runs_lie_on_either_side_of_the_speculative_one(monkeypatch)
     ]  # fmt: skip
     assert all(pair.again is not None and pair.again.again for pair in runs.pairs)
     assert len(runs.records) == 36
+
+
+def test_the_command_for_another_check_asks_for_the_same_tasks():
+    """Who checked one task on a noisy machine is not told to check all of them."""
+    known = replace(FACTS, command=("paceline", "check", "a"), traffic_path="a", picked=("code",))
+    check = judge(pairs({"code": 0.8}, requests=12), known)
+    assert advice(check).command == "paceline check OTHER.jsonl --task code --repeats 3"

@@ -84,6 +84,33 @@ def test_a_tail_that_failed_in_a_check_is_named_with_its_requests(timing, troubl
     assert "and 1 more" in found[0].evidence
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("usage.completion_tokens", 1e999),
+        ("usage.prompt_tokens", 2**70),
+        ("timings.total_s", 1e999),
+        ("timings.decode_s", float("nan")),
+        ("speculative.num_rounds", -(2**63) - 1),
+        ("rounds", [{"batch_sequences": 1, "drafted": 4, "accepted": 2**31, "ignored": 0}]),
+        ("rounds", [{"batch_sequences": 1, "drafted": 4, "accepted": -3, "ignored": 0}]),
+        ("token_ids", [[]]),
+        ("task_type", ["code"]),
+        ("plan.drafter", 5),
+    ],
+)
+def test_a_record_that_cannot_be_meant_is_named_by_its_line(field, value):
+    """Whatever stands in it: no figure beyond counting, no picture of two billion lines."""
+    told = json.loads(records()[1])
+    *path, last = field.split(".")
+    inner = told
+    for name in path:
+        inner = inner[name]
+    inner[last] = value
+    with pytest.raises(ValueError, match="line 2: no record of a request"):
+        from_records([records()[0], json.dumps(told)])
+
+
 def test_what_is_healthy_is_left_alone():
     """Sums and records."""
     assert troubles(seen("healthy")) == []
