@@ -201,7 +201,7 @@ def page_lines(check: Check) -> Iterator[str]:
         shape = shape_of(check.blocks)
         yield ""
         yield "Accepted draft tokens of a round"
-        yield from histogram_lines(check.blocks)
+        yield from histogram_lines(check.blocks, shares=shape is not None)
         if shape is not None:
             yield from textwrap.wrap(shape.words, WIDTH, initial_indent="  ", subsequent_indent="    ")
     yield ""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from cluster.words import counted
 from gates.bimodal import FEWEST_ROUNDS, Blocks
 from gates.diagnose import Diagnosis
+from router.evidence import MIN_REQUESTS
 
 WIDTH, _BAR = 80, 44
 
@@ -16,14 +17,16 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
     for picture in diagnosis.pictures:
         if picture.blocks:
             yield ""
-            yield f"{picture.task}: accepted draft tokens of a round, {counted(sum(picture.blocks.values()), 'round')}"
-            yield from histogram_lines(picture.blocks)
-            words = (
-                f"too few rounds to say more: {FEWEST_ROUNDS} are needed"
-                if picture.shape is None
-                else picture.shape.words
+            rounds = sum(picture.blocks.values())
+            yield from _wrapped(
+                f"{picture.task}: accepted draft tokens of a round, {counted(rounds, 'round')} of "
+                f"{counted(picture.requests, 'request')}",
+                "",
             )
-            yield from _wrapped(words, "  ")
+            enough = rounds >= FEWEST_ROUNDS and picture.requests >= MIN_REQUESTS
+            yield from histogram_lines(picture.blocks, shares=enough)
+            words = f"too few to say more: {FEWEST_ROUNDS} rounds of {MIN_REQUESTS} requests are needed"
+            yield from _wrapped(picture.shape.words if enough and picture.shape else words, "  ")
     yield ""
     if not diagnosis.findings:
         yield "None of the known troubles shows." if diagnosis.judged else "Too few requests to judge by."
@@ -35,15 +38,16 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield from _wrapped(f"Not judged: {words}.", "")
 
 
-def histogram_lines(blocks: Blocks) -> Iterator[str]:
-    """One bar a length; + marks rounds whose block ended there, all of it accepted."""
+def histogram_lines(blocks: Blocks, *, shares: bool) -> Iterator[str]:
+    """One bar a length; + marks rounds whose block ended there, all of it accepted. Shares of the rounds, or their numbers."""
     most = max(blocks.get((length, False), 0) + blocks.get((length, True), 0) for length, _ in blocks)
     rounds = sum(blocks.values())
     for length in range(max(length for length, _ in blocks) + 1):
         wrong, whole = blocks.get((length, False), 0), blocks.get((length, True), 0)
         bar = "#" * round(_BAR * wrong / most)
         bar += "+" * (round(_BAR * (wrong + whole) / most) - len(bar))
-        yield f"  {length:>3} {bar:<{_BAR}} {(wrong + whole) / rounds:>5.1%}"
+        figure = f"{(wrong + whole) / rounds:>5.1%}" if shares else f"{wrong + whole:>5}"
+        yield f"  {length:>3} {bar:<{_BAR}} {figure}"
     yield "      # the next token was wrong   + the block ended, all of it accepted"
 
 

@@ -89,6 +89,8 @@ class Picture:
 
     task: str
     blocks: Blocks
+    requests: int
+    """That drafted."""
     shape: Shape | None
 
 
@@ -154,13 +156,19 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     return Diagnosis(
         findings=tuple(findings),
         pictures=tuple(
-            Picture(task.name, blocks_of(task.speculative), task.shape) for task in tasks if task.speculative
+            Picture(task.name, blocks_of(task.speculative), _drafted(task), task.shape)
+            for task in tasks
+            if task.speculative
         ),
         requests=whole_requests,
         speculative=sum(int(sums(task.speculative)[AT["requests"]]) for task in tasks),
         not_judged=tuple(words for task in tasks if task.speculative and (words := _not_judged(task))),
         judged=any(task.speed.count or task.accepted.count for task in tasks),
     )
+
+
+def _drafted(task: _Task) -> int:
+    return int(sums(task.speculative)[AT["spec_requests"]])
 
 
 def _not_judged(task: _Task) -> str:
@@ -172,8 +180,9 @@ def _not_judged(task: _Task) -> str:
             f"speed, from {mine} speculative and {theirs} plain requests where {MIN_REQUESTS} of each are needed"
         )
     if not task.accepted.count:
-        drafted = int(sums(task.speculative)[AT["spec_requests"]])
-        words.append(f"acceptance, from {drafted} requests that drafted where {MIN_REQUESTS} are needed")
+        words.append(
+            f"acceptance, from {_drafted(task)} requests that drafted where {MIN_REQUESTS} are needed"
+        )
     return f"{task.name}: {'; '.join(words)}" if words else ""
 
 

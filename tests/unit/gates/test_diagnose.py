@@ -195,6 +195,9 @@ def test_too_few_requests_are_said_not_to_be_judged():
     assert "Too few requests to judge by." in lines
     assert "Not judged: code: speed, from 10 speculative and 10 plain requests where 12 of each are" in lines
     assert "acceptance, from 10 requests that drafted where 12 are needed." in lines
+    assert "rounds of 10 requests" in lines
+    assert "too few to say more: 60 rounds of 12 requests are needed" in lines
+    assert "%" not in lines
     whole = "\n".join(diagnosis_lines(diagnose(from_records(records()))))
     assert "Not judged" not in whole
 
