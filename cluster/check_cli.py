@@ -344,7 +344,10 @@ async def tell(address: str, found: "Check") -> str:
     failed = [task for task in found.tasks if task.verdict is Verdict.NO]
     orders = [
         router_pb2.RolloutOrder(
-            task=task.task, drafter=found.facts.drafter, action=action, note=f"{note}: {task.words}"
+            task=task.task,
+            drafter=found.facts.drafter,
+            action=action,
+            note=_printable(f"{note}: {task.words}"),
         )
         for tasks, action in (
             (passed, router_pb2.ROLLOUT_ACTION_PASSED),
@@ -362,6 +365,11 @@ async def tell(address: str, found: "Check") -> str:
         if tasks
     ]
     return "; ".join(words)
+
+
+def _printable(note: str) -> str:
+    """For the router, which takes no other; a file may be called anything."""
+    return "".join(character if character.isprintable() else " " for character in note)
 
 
 @contextlib.contextmanager

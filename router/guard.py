@@ -18,6 +18,7 @@ from enum import Enum
 
 from router.evidence import ALPHA, UNKNOWN, Interval, acceptance, break_even, seconds_per_token, speed_ratio
 from router.ledger.book import Book
+from router.ledger.documents import check_fields
 from router.ledger.group import Arm, Group
 from router.ledger.keeper import Bins
 from router.ledger.store import Audit
@@ -301,6 +302,9 @@ class Guard:
     def restore(self, document: str) -> None:
         """Go on from ``document``; evidence is collected anew."""
         for entry in json.loads(document):
+            check_fields(entry, task=str, drafter=str, since=float, reason=str, switches=int, cooled=int)
+            for at in entry["recent_offs"]:
+                check_fields({"recent_offs": at}, recent_offs=float)
             line = self._line((entry["task"], entry["drafter"]))
             line.state = GuardState(entry["state"])
             line.since, line.reason, line.switches = entry["since"], entry["reason"], entry["switches"]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from router.ledger.book import Book
+from router.ledger.documents import check_fields, counts_from
 from router.ledger.group import Arm, Group
 from router.ledger.keeper import Bins
 from router.ledger.store import Audit
@@ -84,7 +85,8 @@ class Holdout:
     def restore(self, document: str) -> None:
         """Go on from ``document``."""
         for task, arm, metric, counts in json.loads(document):
-            self._counts[task, arm, metric] = dict(map(tuple, counts))
+            check_fields({"task": task, "arm": arm, "metric": metric}, task=str, arm=str, metric=str)
+            self._counts[task, arm, metric] = counts_from(counts)
 
     def comparisons(self) -> Iterator[Comparison]:
         """Every task of which both kinds were seen."""

@@ -14,14 +14,19 @@ from router.holdout import comparisons_from
 from router.ledger.memory import Memory, Writer
 from router.ledger.store import Audit
 from router.ledger.sums import AT
-from router.rollout import ORDERS, Order, Said, with_orders
+from router.rollout import KEPT_ORDERS, ORDERS, Order, Said, with_orders
 from router.rules import Action, Rule, Rules
+from router.validate import MAX_NAME_CHARACTERS
 
 _DEFAULT_AUDITS = 20
 _FIRST_NEWS_S = 1.0
 """How long who asks right after the start waits for what the ledger remembers."""
 _ATTEMPTS = 5
 _LOOKED_THROUGH = 200
+_MOST_RULES = 1000
+"""Every request looks through them, and every exchange between router and ledger carries all."""
+_MOST_NOTE = 1024
+"""Characters."""
 _ACTIONS = {
     router_pb2.POLICY_ACTION_PLAIN: Action.PLAIN,
     router_pb2.POLICY_ACTION_SPECULATIVE: Action.SPECULATIVE,
@@ -82,7 +87,7 @@ class PolicyDesk:
             _ACTIONS[rule.action], rule.task, rule.tenant, rule.drafter, rule.k, rule.note, time.time()
         )
         words = f"{new.action.value} for {new.scope}" + (f": {new.note}" if new.note else "")
-        return _rules(await self._change(lambda rules: rules.plus(new), new.scope, words))
+        return _rules(await self._change(lambda rules: _within(rules.plus(new)), new.scope, words))
 
     async def remove(
         self, request: router_pb2.RemovePolicyRuleRequest
@@ -126,14 +131,16 @@ class PolicyDesk:
 
     async def order(self, orders: Sequence[router_pb2.RolloutOrder]) -> int:
         """Puts what is said into the ledger, whose writer carries it out. Raises InvalidRequestError."""
+        if not 1 <= len(orders) <= KEPT_ORDERS:
+            raise InvalidRequestError.single("orders", f"{len(orders)}; expected 1 to {KEPT_ORDERS}")
         facts = await self._parts.replicas.facts()
         wrong = [
             violation
             for index, order in enumerate(orders)
             for violation in _wrong_order(f"orders[{index}]", order, self._parts.namer.types, facts.drafters)
         ]
-        if wrong or not orders:
-            raise InvalidRequestError(wrong or [FieldViolation("orders", "none; expected at least one")])
+        if wrong:
+            raise InvalidRequestError(wrong)
         policy, available = self._parts.policy, dict.fromkeys(facts.drafters, True)
         new = [
             Order(
@@ -209,6 +216,7 @@ def _wrong_order(
         )
     if order.HasField("share") and not 0 <= order.share <= 1:
         yield FieldViolation(f"{path}.share", f"{order.share:g}; expected 0 to 1")
+    yield from _wrong_texts(path, note=order.note)
 
 
 def _wrong(rule: router_pb2.PolicyRule, task_types: Sequence[str]) -> Iterator[FieldViolation]:
@@ -220,6 +228,25 @@ def _wrong(rule: router_pb2.PolicyRule, task_types: Sequence[str]) -> Iterator[F
         yield FieldViolation("rule.drafter", f"{rule.drafter!r}; plain decoding has none")
     if rule.k and (rule.action != router_pb2.POLICY_ACTION_SPECULATIVE or rule.k > MAX_K):
         yield FieldViolation("rule.k", f"{rule.k}; expected 1 to {MAX_K}, only with speculative")
+    yield from _wrong_texts("rule", tenant=rule.tenant, drafter=rule.drafter, note=rule.note)
+
+
+def _wrong_texts(path: str, **texts: str) -> Iterator[FieldViolation]:
+    """They stand in logs and on terminals, and every router hears of them."""
+    for name, text in texts.items():
+        most = _MOST_NOTE if name == "note" else MAX_NAME_CHARACTERS
+        if len(text) > most:
+            yield FieldViolation(f"{path}.{name}", f"{len(text)} characters; expected at most {most}")
+        elif not text.isprintable():
+            yield FieldViolation(f"{path}.{name}", f"{text[:40]!a}; expected printable characters")
+
+
+def _within(rules: Rules) -> Rules:
+    if (count := len(list(rules))) > _MOST_RULES:
+        raise InvalidRequestError.single(
+            "rule", f"{count} rules; at most {_MOST_RULES}: take some away first"
+        )
+    return rules
 
 
 def _rules(rules: Rules) -> list[router_pb2.PolicyRule]:

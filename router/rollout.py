@@ -14,7 +14,7 @@ from typing import Any
 
 from router.evidence import seconds_per_token, speed_ratio
 from router.ledger.book import Book
-from router.ledger.documents import entries, value_of
+from router.ledger.documents import LAST_AT, check_fields, counts_from, entries, value_of
 from router.ledger.group import Arm, Group
 from router.ledger.keeper import Bins
 from router.ledger.store import Audit
@@ -23,7 +23,8 @@ from router.tail import compare_tails
 
 ORDERS = "rollout_orders"
 """Name of the document of what checks and operators said."""
-_KEPT_ORDERS = 200
+KEPT_ORDERS = 200
+"""The document holds so many, the newest ones."""
 _METRICS = ("gap", "ttft")
 _WRITE_EVERY_S = 5.0
 _CHANCE, _CHANCE_WHEN_FULL = 0.0025, 0.00025
@@ -131,7 +132,9 @@ class _Way:
 
     @classmethod
     def restored(cls, told: Mapping[str, Any]) -> "_Way":
-        bins = {metric: dict(map(tuple, counts)) for metric, counts in told["bins"].items()}
+        check_fields(told, requests=int)
+        check_fields(told["speed"], **dict.fromkeys(told["speed"], int))
+        bins = {metric: counts_from(counts) for metric, counts in told["bins"].items()}
         return cls(dict(told["speed"]), bins, told["requests"])
 
 
@@ -318,8 +321,13 @@ class Rollout:
     def restore(self, document: str) -> None:
         """Go on from ``document``."""
         told = json.loads(document)
+        check_fields(told, applied=int)
         self._applied = told["applied"]
         for entry in told["lines"]:
+            check_fields(
+                entry,
+                task=str, drafter=str, share=float, since=float, reason=str, windows=int, looked_at=int,
+            )  # fmt: skip
             self._lines[entry["task"], entry["drafter"]] = _Line(
                 Stage(entry["stage"]), entry["share"], entry["since"], entry["reason"], entry["windows"], entry["looked_at"],
                 *(_Way.restored(entry[name]) for name in ("window", "speculative", "plain")),
@@ -349,6 +357,8 @@ def orders_from(document: str) -> list[Order]:
     for order in orders:
         if not 0.0 <= order.share <= 1.0:
             raise ValueError(f"share: {order.share!r} is none")
+        if not 0.0 <= order.at < LAST_AT:
+            raise ValueError(f"at: {order.at!r} is no time")
     return orders
 
 
@@ -363,4 +373,4 @@ def with_orders(document: str, new: Sequence[Order]) -> str:
     for order in new:
         number = max(number + 1, int(1e6 * order.at))
         orders.append(Order(number, order.said, order.task, order.drafter, order.share, order.note, order.at))
-    return json.dumps([asdict(order) | {"said": order.said.value} for order in orders[-_KEPT_ORDERS:]])
+    return json.dumps([asdict(order) | {"said": order.said.value} for order in orders[-KEPT_ORDERS:]])

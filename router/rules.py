@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Self
 
+from paceline.ranges import MAX_K
 from router.ledger.documents import entries, value_of
 
 
@@ -89,4 +90,8 @@ class Rules:
     @classmethod
     def parse(cls, document: str) -> Self:
         """What ``document`` gave. Raises ValueError for what is none."""
-        return cls(value_of(Rule, entry) for entry in entries(document))
+        rules = [value_of(Rule, entry) for entry in entries(document)]
+        for rule in rules:
+            if not 0 <= rule.k <= MAX_K:
+                raise ValueError(f"k: {rule.k} is not within 0 to {MAX_K}")
+        return cls(rules)

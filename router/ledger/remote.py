@@ -15,6 +15,7 @@ from paceline.errors import FieldViolation, InvalidRequestError, PacelineError
 from paceline.serving.channel import error_from_rpc, open_channel
 from paceline.v1 import ledger_pb2, ledger_pb2_grpc
 from router.ledger.book import Cell
+from router.ledger.documents import LAST_AT
 from router.ledger.group import GROUP_FIELDS, Arm, Group
 from router.ledger.keeper import Batch, Keeper, News, Update
 from router.ledger.store import Audit
@@ -24,8 +25,6 @@ SERVICE = ledger_pb2.DESCRIPTOR.services_by_name["LedgerService"].full_name
 _TIMEOUT_S = 5.0
 _DEFAULT_AUDITS = 20
 _ARMS = {arm.value for arm in Arm}
-_LAST_AT = 1e11
-"""Some three thousand years on: what the file can hold."""
 _SHAPE = hashlib.blake2b(repr((FIELDS, GROUP_FIELDS)).encode(), digest_size=8).hexdigest()
 """Two programs that count different things must not mix."""
 
@@ -162,7 +161,7 @@ def _wrong(updates: Iterable[ledger_pb2.LedgerUpdate]) -> Iterator[FieldViolatio
             yield FieldViolation(f"{path}.group", f"arm {arm!r}; expected one of {', '.join(sorted(_ARMS))}")
         if len(update.sums) != len(FIELDS):
             yield FieldViolation(f"{path}.sums", f"{len(update.sums)} of them; expected {len(FIELDS)}")
-        if not 0 <= update.at < _LAST_AT:
+        if not 0 <= update.at < LAST_AT:
             yield FieldViolation(f"{path}.at", f"{update.at!r}; expected unix time")
 
 

@@ -66,6 +66,14 @@ async def test_wrong_orders_are_refused_in_words():
         }
         with pytest.raises(InvalidRequestError):
             await client.set_rollout([])
+        stop = router_pb2.RolloutOrder(task="code", action=router_pb2.ROLLOUT_ACTION_STOP)
+        with pytest.raises(
+            InvalidRequestError, match="201; expected 1 to 200"
+        ):  # more would push the first ones out
+            await client.set_rollout([stop] * 201)
+        stop.note = 1025 * "n"
+        with pytest.raises(InvalidRequestError, match="1025 characters"):
+            await client.set_rollout([stop])
         assert "gate is off" in "\n".join(status_lines(await client.rollout()))
 
 

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from scripted_verify import Script, ask, pair, router_config, running_router, scripted_verify
 
+import router.policy_service
 import router.service
 from cluster.decision_words import explained
 from cluster.policy_words import in_words, ledger_in_words, rule_in_words
@@ -99,6 +100,21 @@ async def test_wrong_rules_are_refused_in_words():
         with pytest.raises(InvalidRequestError) as caught:
             await client.set_policy_rule(router_pb2.PolicyRule(task="poetry", drafter="x", k=9, action=PLAIN))
         assert {v.field for v in caught.value.violations} == {"rule.task", "rule.drafter", "rule.k"}
+
+
+async def test_rules_that_all_routers_would_have_to_carry_are_bounded(monkeypatch):
+    """A note is no file: what is longer than names and notes are, or no line of text, is refused; so is one rule too many."""
+    async with pair(Script(output=IDS)) as (client, _):
+        for wrong in ({"tenant": 129 * "t"}, {"note": 1025 * "n"}, {"note": "a\x1b[2J"}, {"drafter": "a\nb"}):
+            rule = router_pb2.PolicyRule(action=router_pb2.POLICY_ACTION_SPECULATIVE, **wrong)
+            with pytest.raises(InvalidRequestError) as caught:
+                await client.set_policy_rule(rule)
+            assert [v.field for v in caught.value.violations] == [f"rule.{name}" for name in wrong]
+        monkeypatch.setattr(router.policy_service, "_MOST_RULES", 2)
+        for tenant in ("a", "b", "b"):
+            await client.set_policy_rule(router_pb2.PolicyRule(tenant=tenant, action=PLAIN))
+        with pytest.raises(InvalidRequestError, match="3 rules; at most 2"):
+            await client.set_policy_rule(router_pb2.PolicyRule(tenant="c", action=PLAIN))
 
 
 async def test_user_types_and_rules_name_the_task():

@@ -1,6 +1,7 @@
 """The ledger: exact sums, one count a batch, the same windows for every router, nothing lost but the last second."""
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -478,6 +479,14 @@ def test_no_judge_ends_the_ledger(tmp_path, caplog, monkeypatch):
     assert caplog.text.count("a judge failed") == 1
 
 
+GUARDED = {
+    "task": "qa", "drafter": "x", "state": "on", "since": 1.0, "reason": "", "switches": 1, "recent_offs": [], "cooled": 0,
+}  # fmt: skip
+WAY = {"speed": {}, "bins": {"gap": [], "ttft": []}, "requests": 0}
+ROLLED = {
+    "task": "qa", "drafter": "x", "stage": "canary", "share": 0.5, "since": 1.0, "reason": "", "windows": 0, "looked_at": 0,
+    "window": WAY, "speculative": WAY, "plain": WAY,
+}  # fmt: skip
 BAD_DOCUMENTS = [
     ("rules", "x"),
     ("rules", "{}"),
@@ -494,6 +503,23 @@ BAD_DOCUMENTS = [
     ("guard", "{}x"),
     ("guard", "[1]"),
     ("holdout", "[1]"),
+    ("holdout", '[["qa", "auto", "gap", [[1, "x"]]]]'),
+    ("holdout", '[["qa", "auto", "gap", [[1, -5]]]]'),
+    ("holdout", '[[5, "auto", "gap", [[1, 1]]]]'),
+    ("rules", f'[{{"action": "plain", "k": {2**70}}}]'),
+    ("rules", '[{"action": "plain", "note": "\\ud800"}]'),
+    ("rollout_orders", '[{"number": 1, "said": "stop", "task": "a", "drafter": "b", "note": "\\ud800"}]'),
+    ("rollout_orders", '[{"number": 1, "said": "stop", "task": "a", "drafter": "b", "at": 1e300}]'),
+    *(
+        ("guard", json.dumps([GUARDED | wrong]))
+        for wrong in ({"since": "x"}, {"reason": 5}, {"drafter": None})
+    ),
+    *(("guard", json.dumps([GUARDED | wrong])) for wrong in ({"switches": 2**70}, {"recent_offs": ["a"]})),
+    *(
+        ("rollout", json.dumps({"applied": 0, "lines": [ROLLED | wrong]}))
+        for wrong in ({"share": "a"}, {"task": 5})
+    ),
+    ("rollout", '{"applied": "x", "lines": []}'),
 ]
 
 
