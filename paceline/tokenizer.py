@@ -254,9 +254,10 @@ def _token_bytes(vocabulary: dict[str, int], size: int, *, byte_level: bool) -> 
 
 def _pattern_of(tokens: Sequence[tokenizers.AddedToken]) -> re.Pattern[str]:
     """Finds special tokens in a template's text; some of them swallow the white space beside them."""
-    space = r"\s*"
+    # From the beginning of white space only: tried from each of its characters, a long run would take minutes.
+    before = r"(?:(?<!\s)\s+)?"
     parts = [
-        (space if token.lstrip else "") + f"({re.escape(token.content)})" + (space if token.rstrip else "")
+        (before if token.lstrip else "") + f"({re.escape(token.content)})" + (r"\s*" if token.rstrip else "")
         for token in sorted(tokens, key=lambda token: len(token.content), reverse=True)
     ]
     return re.compile("|".join(parts) or r"(?!)")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _LONG_INPUT_CHARACTERS = 16_384
 """Inputs above this are tokenised beside the event loop: they take milliseconds."""
+_MESSAGE_CHARACTERS = 64
+"""What a message costs beside its text: the template goes through each."""
 _CLASSIFIED_TOKENS = 512
 """Of a prompt given as ids, so many at either end are read to classify it."""
 
@@ -178,7 +180,7 @@ async def _tokenise(tokenizer: Tokenizer, request: router_pb2.GenerateRequest) -
             ids = await _aside(len(request.text), lambda: tokenizer.encode(request.text))
         case _:
             messages = [(message.role, message.content) for message in request.chat.messages]
-            size = sum(len(content) for _, content in messages)
+            size = sum(_MESSAGE_CHARACTERS + len(content) for _, content in messages)
             try:
                 ids = await _aside(size, lambda: tokenizer.encode_chat(messages))
             except InvalidRequestError as error:

@@ -1,6 +1,7 @@
 """Bad input over a real socket: one clear INVALID_ARGUMENT with every wrong field, nothing started, no log noise."""
 
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator
 
@@ -259,6 +260,26 @@ async def test_millions_of_tiny_messages_hold_nobody_up(served: tuple[Client, Ru
     await watching
     assert list(refused) == ["chat.messages"]
     assert slowest < 10.0  # it was 30 s
+
+
+async def test_a_chat_of_thousands_of_turns_holds_nobody_up(
+    served: tuple[Client, RunningVerify], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The template takes half a second for them, however short they are: beside the event loop, as a long text is read."""
+    from paceline.tokenizer import Tokenizer
+
+    threads = []
+
+    def seen(self: Tokenizer, messages: list[tuple[str, str]]) -> list[int]:
+        threads.append(threading.current_thread())
+        return [1] * 10 * len(messages)
+
+    monkeypatch.setattr(Tokenizer, "encode_chat", seen)
+    for turns, aside in ((2, False), (1000, True)):
+        chat = router_pb2.ChatInput(messages=[router_pb2.ChatMessage(role="user", content="a")] * turns)
+        request = router_pb2.GenerateRequest(chat=chat, max_tokens=2**31)
+        assert await violations(served[0], request)
+        assert (threads.pop() is not threading.main_thread()) is aside
 
 
 async def test_a_chat_with_every_private_character_is_answered(served: tuple[Client, RunningVerify]) -> None:

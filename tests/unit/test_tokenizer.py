@@ -1,4 +1,5 @@
 import json
+import time
 
 import pytest
 import transformers
@@ -200,3 +201,18 @@ def test_missing_or_broken_files_are_config_errors(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ConfigError, match="not a tokenizer"):
         Tokenizer.load(tmp_path)
+
+
+def test_white_space_before_a_special_token_is_swallowed_and_holds_nobody_up(tmp_path):
+    """Where the vocabulary says so; a user's long run of it is walked through once, not once from each character."""
+    tokenizer_path = write_tiny_tokenizer(tmp_path)
+    file = tokenizer_path / "tokenizer.json"
+    spec = json.loads(file.read_text(encoding="utf-8"))
+    for token in spec["added_tokens"]:
+        token["lstrip"] = True
+    file.write_text(json.dumps(spec), encoding="utf-8")
+    tokenizer = Tokenizer.load(tokenizer_path)
+    assert tokenizer.encode_chat([("user", "a  \n ")]) == tokenizer.encode_chat([("user", "a")])
+    began = time.process_time()
+    tokenizer.encode_chat([("user", "a" + 60_000 * " " + "b")])
+    assert time.process_time() - began < 5.0  # it was 20 s
