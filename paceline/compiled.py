@@ -4,6 +4,7 @@ For small cores that need neither torch nor this processor's special instruction
 have a builder of their own (``engine/kernels/build.py``).
 """
 
+import contextlib
 import ctypes
 import fcntl
 import hashlib
@@ -11,6 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline.errors import PacelineError
@@ -40,27 +42,43 @@ def load_compiled(source: Path) -> ctypes.CDLL:
     """The library made of ``source``, compiled now if nobody has yet. Raises NotCompiledError."""
     if os.environ.get(DISABLE):
         raise NotCompiledError(f"{DISABLE} is set")
-    if (beforehand := os.environ.get(PREBUILT)) and (
-        made := Path(beforehand) / _prebuilt_name(source)
-    ).is_file():
-        return ctypes.CDLL(str(made))
+    if beforehand := os.environ.get(PREBUILT):
+        with contextlib.suppress(OSError):  # not there, or for another machine
+            return ctypes.CDLL(str(Path(beforehand) / _prebuilt_name(source)))
     compiler = find_compiler()
     directory = cache_dir() / "compiled"
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
         identity = "\n".join([source.read_text(encoding="utf-8"), version, os.uname().machine, *_OPTIONS])
         target = directory / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
-        if not target.exists():
-            directory.mkdir(parents=True, exist_ok=True)
-            with (directory / "lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # freed by the system when the process ends, however it ends
-                if not target.exists():
-                    _compile(compiler, source, target)
-        return ctypes.CDLL(str(target))
+        return load_or_make(target, lambda: _compile(compiler, source, target))
     except (OSError, subprocess.SubprocessError) as error:
         stderr = getattr(error, "stderr", None) or ""
         first = next((line for line in stderr.splitlines() if "error" in line), str(error))
         raise NotCompiledError(f"{source.name} cannot be compiled: {first.strip()}") from error
+
+
+def load_or_make(target: Path, make: Callable[[], None]) -> ctypes.CDLL:
+    """The library ``target``, made now if it is not there or was cut short, by a power failure say.
+
+    Several processes may ask at once: one makes it, the others wait. Raises OSError.
+    """
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL(str(target))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # freed by the system when the process ends, however it ends
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(target))
+        make()
+    return ctypes.CDLL(str(target))
+
+
+def put_in_place(made: Path, target: Path) -> None:
+    """Whole or not at all, even where the machine stops: a library cut short may end the process that loads it."""
+    with made.open("rb") as stream:
+        os.fsync(stream.fileno())
+    made.rename(target)
 
 
 def prebuild(source: Path, directory: Path) -> Path:
@@ -83,4 +101,4 @@ def _compile(compiler: str, source: Path, target: Path) -> None:
             [compiler, *_OPTIONS, str(source), "-o", str(made)],
             capture_output=True, text=True, check=True, timeout=_TIMEOUT_S,
         )  # fmt: skip
-        made.rename(target)
+        put_in_place(made, target)

@@ -41,3 +41,42 @@ def test_the_best_kernels_that_the_processor_can_run_are_taken(
     assert build._prebuilt() is None
     monkeypatch.delenv(compiled.PREBUILT)
     assert build._prebuilt() is None
+
+
+def test_a_library_that_was_cut_short_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a full disk or a power failure: the next start compiles it anew instead of failing for good."""
+    source = tmp_path / "answer.cpp"
+    source.write_text(SOURCE)
+    monkeypatch.delenv(compiled.PREBUILT, raising=False)
+    monkeypatch.delenv(compiled.DISABLE, raising=False)
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    try:
+        compiled.find_compiler()
+    except compiled.NotCompiledError as error:
+        pytest.skip(str(error))
+    for number, rest in enumerate((b"", b"\x7fELF", b"no library at all")):
+        source.write_text(f"{SOURCE}// {number}\n")
+        with monkeypatch.context() as patch, pytest.raises(compiled.NotCompiledError):
+            patch.setattr(compiled, "_compile", lambda _c, _s, target, rest=rest: target.write_bytes(rest))
+            compiled.load_compiled(source)
+        assert compiled.load_compiled(source).answer() == 42
+    beforehand = tmp_path / compiled._prebuilt_name(source)
+    beforehand.write_bytes(b"for another machine")
+    monkeypatch.setenv(compiled.PREBUILT, str(tmp_path))
+    assert compiled.load_compiled(source).answer() == 42
+
+
+def test_kernels_that_were_cut_short_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same; those that an image brought along are passed over."""
+    library = Path(build.load_library().functions._name)
+    cache = tmp_path / "kernels"
+    cache.mkdir()
+    (cache / library.name).touch()
+
+    def copied(compiler: str, options: list[str], target: Path) -> None:
+        target.write_bytes(library.read_bytes())
+
+    for name, value in (("_loaded", []), ("_compile", copied), ("_prebuilt", lambda: cache / library.name)):
+        monkeypatch.setattr(build, name, value)
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    assert build.load_library().functions.paceline_can_attend(64)

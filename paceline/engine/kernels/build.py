@@ -6,8 +6,8 @@ A plain C interface instead of a Python extension: the compiler takes seconds, n
 depends neither on Python nor on torch.
 """
 
+import contextlib
 import ctypes
-import fcntl
 import hashlib
 import logging
 import os
@@ -18,7 +18,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from paceline.compiled import DISABLE, PREBUILT, NotCompiledError, find_compiler
+from paceline.compiled import (
+    DISABLE,
+    PREBUILT,
+    NotCompiledError,
+    find_compiler,
+    load_or_make,
+    put_in_place,
+)
 from paceline.model_store import cache_dir
 
 _log = logging.getLogger(__name__)
@@ -40,8 +47,8 @@ LEVELS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
 class Library:
     """The loaded kernels and the name under which equality of bits is promised."""
 
-    def __init__(self, path: Path) -> None:
-        self.functions = ctypes.CDLL(str(path))
+    def __init__(self, path: Path, functions: ctypes.CDLL) -> None:
+        self.functions = functions
         level, _, digest = path.stem.removeprefix("lean-").rpartition("-")
         self.name = " ".join(filter(None, ("native kernels", level, digest[:12])))
 
@@ -54,7 +61,7 @@ def load_library() -> Library:
     if os.environ.get(DISABLE):
         raise NotCompiledError(f"{DISABLE} is set")
     if not _loaded:
-        _loaded.append(Library(_prebuilt() or _built()))
+        _loaded.append(_beforehand() or _built())
     return _loaded[0]
 
 
@@ -76,6 +83,14 @@ def prebuild(directory: Path) -> list[Path]:
         return list(threads.map(make, LEVELS))
 
 
+def _beforehand() -> Library | None:
+    path = _prebuilt()
+    if path is not None:
+        with contextlib.suppress(OSError):  # cut short: as if it were not there
+            return Library(path, ctypes.CDLL(str(path)))
+    return None
+
+
 def _prebuilt() -> Path | None:
     """What an image brought along for this very source and this processor; None: nothing."""
     directory = os.environ.get(PREBUILT)
@@ -94,8 +109,7 @@ def _prebuilt_name(level: str) -> str:
     return f"lean-{level}-{hashlib.sha256(sources.encode()).hexdigest()[:16]}.so"
 
 
-def _built() -> Path:
-    """Path of the shared library. Several processes may ask at once: one compiles, the others wait for it."""
+def _built() -> Library:
     compiler = find_compiler()
     options = [*_OPTIONS, f"-ffp-contract={'off' if _fuses_explicitly() else 'fast'}"]
     directory = cache_dir() / "kernels"
@@ -105,15 +119,9 @@ def _built() -> Path:
             [*(path.read_text(encoding="utf-8") for path in _SOURCES), version, *options, _processor()]
         )
         target = directory / f"lean-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
-        if not target.exists():
-            directory.mkdir(parents=True, exist_ok=True)
-            with (directory / "lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # freed by the system when the process ends, however it ends
-                if not target.exists():
-                    _compile(compiler, options, target)
+        return Library(target, load_or_make(target, lambda: _compile(compiler, options, target)))
     except (OSError, subprocess.SubprocessError) as error:
         raise NotCompiledError(f"the kernels cannot be built: {_reason(error)}") from error
-    return target
 
 
 def _compile(compiler: str, options: list[str], target: Path) -> None:
@@ -125,7 +133,7 @@ def _compile(compiler: str, options: list[str], target: Path) -> None:
             [compiler, *options, str(_SOURCE), "-o", str(made)],
             capture_output=True, text=True, check=True, timeout=_TIMEOUT_S,
         )  # fmt: skip
-        made.rename(target)
+        put_in_place(made, target)
     _log.info("compiled kernels", extra={"seconds": round(time.monotonic() - start, 1)})
 
 

@@ -171,7 +171,7 @@ def test_only_exact_numbers_become_blocks(seed, outputs, blocks):
 
 def test_two_processes_build_once(tmp_path):
     """The second waits for the first, and both get the same finished file."""
-    code = "from paceline.engine.kernels.build import _built; print(_built())"
+    code = "from paceline.engine.kernels.build import _built; print(_built().functions._name)"
     environment = os.environ | {"PACELINE_CACHE": str(tmp_path)}
     running = [
         subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
