@@ -403,6 +403,7 @@ Attend attend_for(int64_t head_size, int group) {
 }
 
 constexpr int64_t kMostHead = 256;
+constexpr int64_t kFewRows = 16;  // that every thread prepares for itself
 
 // ---- The forward ----
 
@@ -450,15 +451,21 @@ class Engine {
   void forward(const Batch& batch) {
     reserve(batch.rows, batch.num_wanted);
     cut_tiles(batch);
-    phases_.reset(8 * model_.num_layers + 4);
+    phases_.reset(10 * model_.num_layers + 4);
     workers_.run([&](int thread) { work(batch, own_[thread]); });
   }
 
  private:
+  struct Inputs {  // of a linear layer, all rows, as it takes them
+    const float* floats;
+    const Quantised* integers;
+  };
+
   struct Own {  // what a thread needs for itself
     int thread;
     Floats normed, product, scores, scratch, widened;
     std::vector<Quantised> quantised;
+    Inputs inputs;
     Ahead ahead;
   };
 
@@ -472,10 +479,14 @@ class Engine {
     qkv_.resize(most * (model_.heads + 2 * model_.kv_heads) * model_.head_size);
     attended_.resize(most * model_.heads * model_.head_size);
     active_.resize(most * model_.intermediate);
+    normed_.resize(most * model_.hidden);
+    const int64_t blocks = std::max(model_.intermediate, model_.heads * model_.head_size) / kBlock + 1;
+    quantised_.resize(most * blocks);
+    const int64_t few = std::min(std::max(kFewRows, wanted), most);
     for (auto& own : own_) {
-      own.normed.resize(most * model_.hidden);
+      own.normed.resize(few * model_.hidden);
       own.product.resize(most * kPanel);
-      own.quantised.resize(most * (std::max(model_.intermediate, model_.heads * model_.head_size) / kBlock + 1));
+      own.quantised.resize(few * blocks);
     }
     reserved_ = most;
   }
@@ -495,25 +506,39 @@ class Engine {
     speak(batch, own, at);
   }
 
-  void norm_all(const Batch& batch, const float* weight, Own& own) {
-    for (int64_t r = 0; r < batch.rows; ++r) {
-      normalise(batch.hidden + r * model_.hidden, weight, model_.hidden, model_.epsilon,
-                own.normed.data() + r * model_.hidden);
+  // Row r of a linear layer's inputs x as the layer takes it: normed first, where there is a norm.
+  void take_in(const Linear& linear, const float* norm, const float* x, int64_t r, float* normed, Quantised* to) const {
+    const float* row = x + r * linear.inputs;
+    if (norm != nullptr) {
+      normalise(row, norm, linear.inputs, model_.epsilon, normed + r * linear.inputs);
+      row = normed + r * linear.inputs;
     }
+    if (takes_integers(linear)) quantise(linear, row, to + r * (linear.inputs / kBlock));
   }
 
-  // What a linear layer wants to have done to its inputs, once a thread.
-  static void take_in(const Linear& linear, const float* x, int64_t rows, Own& own) {
-    if (!takes_integers(linear)) return;
-    const int64_t blocks = linear.inputs / kBlock;
-    for (int64_t r = 0; r < rows; ++r) quantise(linear, x + r * linear.inputs, own.quantised.data() + r * blocks);
+  // A linear layer over all rows, task(panel) for each panel of it. Many rows are taken in together, a few by each thread for itself:
+  // that costs less than waiting for each other.
+  template <typename Task, typename Finish>
+  void apply(const Batch& batch, const Linear& linear, const float* norm, const float* x, Own& own, int64_t& at,
+             Task&& task, Finish&& finish) {
+    const bool many = batch.rows > kFewRows;
+    float* normed = many ? normed_.data() : own.normed.data();
+    Quantised* integers = many ? quantised_.data() : own.quantised.data();
+    own.inputs = {norm != nullptr ? normed : x, integers};
+    if (many) phases_.run(at, own.thread, batch.rows, [&](int64_t r) { take_in(linear, norm, x, r, normed, integers); });
+    phases_.run(
+        at, own.thread, panels(linear),
+        [&] {
+          for (int64_t r = 0; r < batch.rows && !many; ++r) take_in(linear, norm, x, r, normed, integers);
+        },
+        task, finish);
   }
 
-  static void product(const Linear& linear, int64_t panel, const float* x, int64_t rows, Own& own) {
+  static void product(const Linear& linear, int64_t panel, int64_t rows, Own& own) {
     if (takes_integers(linear)) {
-      integer_product(linear, panel, own.quantised.data(), rows, own.product.data());
+      integer_product(linear, panel, own.inputs.integers, rows, own.product.data());
     } else {
-      panel_product(linear, panel, x, rows, own.product.data(), own.scratch.data());
+      panel_product(linear, panel, own.inputs.floats, rows, own.product.data(), own.scratch.data());
     }
   }
 
@@ -527,14 +552,10 @@ class Engine {
 
   void project(const Batch& batch, const Layer& layer, Own& own, int64_t& at) {
     const int64_t width = layer.qkv.outputs;
-    phases_.run(
-        at, own.thread, panels(layer.qkv),
-        [&] {
-          norm_all(batch, layer.attention_norm, own);
-          take_in(layer.qkv, own.normed.data(), batch.rows, own);
-        },
+    apply(
+        batch, layer.qkv, layer.attention_norm, batch.hidden, own, at,
         [&](int64_t panel) {
-          product(layer.qkv, panel, own.normed.data(), batch.rows, own);
+          product(layer.qkv, panel, batch.rows, own);
           copy_out(own.product.data(), batch.rows, panel, width, qkv_.data());
         },
         [&] { aim(layer.attention_out, own); });
@@ -631,8 +652,8 @@ class Engine {
 
   // hidden += linear(x)
   void add(const Batch& batch, const Linear& linear, const float* x, const Linear& next, Own& own, int64_t& at) {
-    phases_.run(at, own.thread, panels(linear), [&] { take_in(linear, x, batch.rows, own); }, [&](int64_t panel) {
-      product(linear, panel, x, batch.rows, own);
+    apply(batch, linear, nullptr, x, own, at, [&](int64_t panel) {
+      product(linear, panel, batch.rows, own);
       const int64_t first = panel * kPanel, count = std::min<int64_t>(kPanel, linear.outputs - first);
       for (int64_t r = 0; r < batch.rows; ++r) {
         float* to = batch.hidden + r * linear.outputs + first;
@@ -642,14 +663,10 @@ class Engine {
   }
 
   void activate(const Batch& batch, const Layer& layer, Own& own, int64_t& at) {
-    phases_.run(
-        at, own.thread, panels(layer.gate_up),
-        [&] {
-          norm_all(batch, layer.mlp_norm, own);
-          take_in(layer.gate_up, own.normed.data(), batch.rows, own);
-        },
+    apply(
+        batch, layer.gate_up, layer.mlp_norm, batch.hidden, own, at,
         [&](int64_t panel) {
-          product(layer.gate_up, panel, own.normed.data(), batch.rows, own);
+          product(layer.gate_up, panel, batch.rows, own);
           for (int64_t r = 0; r < batch.rows; ++r) {
             const float* both = own.product.data() + r * kPanel;
             store(active_.data() + r * model_.intermediate + panel * kLanes, silu(load(both)) * load(both + kLanes));
@@ -660,15 +677,17 @@ class Engine {
 
   void speak(const Batch& batch, Own& own, int64_t& at) {
     const auto norm_wanted = [&] {
+      float* normed = own.normed.data();
       for (int64_t r = 0; r < batch.num_wanted; ++r) {
         normalise(batch.hidden + batch.wanted[r] * model_.hidden, model_.final_norm, model_.hidden, model_.epsilon,
-                  own.normed.data() + r * model_.hidden);
+                  normed + r * model_.hidden);
+        take_in(model_.head, nullptr, normed, r, nullptr, own.quantised.data());
       }
-      take_in(model_.head, own.normed.data(), batch.num_wanted, own);
+      own.inputs = {normed, own.quantised.data()};
     };
     if (batch.num_wanted == 0) return;
     phases_.run(at, own.thread, panels(model_.head), norm_wanted, [&](int64_t panel) {
-      product(model_.head, panel, own.normed.data(), batch.num_wanted, own);
+      product(model_.head, panel, batch.num_wanted, own);
       copy_out(own.product.data(), batch.num_wanted, panel, model_.head.outputs, batch.logits);
     }, [] {});
   }
@@ -680,7 +699,8 @@ class Engine {
   int group_;
   int64_t scores_stride_;
   int64_t reserved_ = 0;
-  Floats qkv_, attended_, active_;
+  Floats qkv_, attended_, active_, normed_;
+  std::vector<Quantised> quantised_;
   std::vector<Own> own_;
   std::vector<Tile> tiles_;
 };
