@@ -292,3 +292,8 @@ class ModelInfo:
     runner: str
     runner_reason: str
     numerics: str
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Replicas of one identity continue each other's outputs: same values, same arithmetic."""
+        return self.fingerprint, self.dtype, self.device.partition(":")[0], self.runner, self.numerics

@@ -140,6 +140,7 @@ class Generation:
             plan=_plan(accepted, accepted.plan),
             tenant=accepted.tenant,
             priority=accepted.priority,
+            identity=accepted.facts.identity,
         )
         return ResumableDecode(
             self._parts.replicas,

@@ -50,8 +50,7 @@ class ModelFacts:
     @property
     def identity(self) -> tuple[str, ...]:
         """Replicas of one identity continue each other's outputs: same values, same arithmetic."""
-        info = self.info
-        return info.fingerprint, info.dtype, info.device.partition(":")[0], info.runner, info.numerics
+        return self.info.identity
 
 
 class Replica:

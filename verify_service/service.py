@@ -15,7 +15,7 @@ from paceline import codec
 from paceline.config import PacelineConfig
 from paceline.engine import Runner, load_runner
 from paceline.engine.memory import device_bytes, give_back_free_memory, kv_bytes_per_token, weights_bytes
-from paceline.errors import FieldViolation, InvalidRequestError
+from paceline.errors import FieldViolation, InvalidRequestError, PeerLostError
 from paceline.ranges import MAX_K, sampling_violations
 from paceline.records import RecordWriter
 from paceline.serving.delay_line import DelayLine
@@ -202,8 +202,11 @@ def decode_spec(
     *,
     deadline: float = math.inf,
 ) -> DecodeSpec:
-    """The request as a value. Raises InvalidRequestError: the router validates for people, this guards the engine."""
+    """The request as a value. Raises InvalidRequestError: the router validates for people, this guards the engine; PeerLostError: for another model."""
     info = runner.info
+    if request.identity and tuple(request.identity) != info.identity:
+        # Started anew since the router asked: what another model would say is no continuation (I2).
+        raise PeerLostError(f"this replica serves another model now: {', '.join(info.identity)}")
     violations = []
     known = len(request.prompt_ids) + len(request.committed_ids)
     if not request.prompt_ids:

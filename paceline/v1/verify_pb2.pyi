@@ -34,6 +34,7 @@ class DecodeRequest(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The router's id of the request."""
     max_tokens: _builtins.int
@@ -62,6 +63,12 @@ class DecodeRequest(_message.Message):
     def plan(self) -> _common_pb2.Plan:
         """How to decode."""
 
+    @_builtins.property
+    def identity(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the model that the request was accepted for, and of its arithmetic; a replica with another one has nothing to do with it
+        and says UNAVAILABLE. Empty: not asked.
+        """
+
     def __init__(
         self,
         *,
@@ -74,10 +81,11 @@ class DecodeRequest(_message.Message):
         plan: _common_pb2.Plan | None = ...,
         tenant: _builtins.str = ...,
         priority: _builtins.int = ...,
+        identity: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_ids", b"committed_ids", "max_tokens", b"max_tokens", "plan", b"plan", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_ids", b"committed_ids", "identity", b"identity", "max_tokens", b"max_tokens", "plan", b"plan", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

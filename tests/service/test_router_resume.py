@@ -51,6 +51,8 @@ async def test_a_broken_stream_goes_on_at_the_next_position(how: str) -> None:
     assert len(second.committed_ids) >= LOST[how].after
     assert (second.max_tokens, second.prompt_ids) == (first.max_tokens, first.prompt_ids)
     assert second.sampling == first.sampling
+    assert list(second.identity) == list(first.identity)
+    assert first.identity
 
 
 async def test_rounds_count_on_and_times_add_up_over_replicas() -> None:

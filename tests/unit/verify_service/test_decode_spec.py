@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from paceline import codec
-from paceline.errors import InvalidRequestError
+from paceline.errors import InvalidRequestError, PeerLostError
 from paceline.types import AcceptancePrior, Plan
 from paceline.v1 import verify_pb2
 from verify_service.sequence import DecodeSpec
 from verify_service.service import decode_spec
 
-RUNNER: Any = SimpleNamespace(info=SimpleNamespace(max_context=100, vocab_size=50))
+IDENTITY = ("abc", "w4a8", "cpu", "lean", "deterministic")
+RUNNER: Any = SimpleNamespace(info=SimpleNamespace(max_context=100, vocab_size=50, identity=IDENTITY))
 GOOD = AcceptancePrior(0.5, 8.0, (0.9, 0.5))
 
 
@@ -43,3 +44,14 @@ def test_a_prior_that_is_none_is_refused(change: dict[str, Any], field: str) -> 
 def test_a_prior_comes_as_it_was_sent() -> None:
     """Mean, strength and positions."""
     assert spec(GOOD).plan.prior == GOOD
+
+
+def test_a_request_for_another_model_is_not_continued() -> None:
+    """A replica that was started anew with other weights, or another precision, within the router's two seconds between two looks."""
+    request = verify_pb2.DecodeRequest(prompt_ids=[1], committed_ids=[2, 3], max_tokens=5, identity=IDENTITY)
+    assert decode_spec(request, RUNNER, None).committed_ids == (2, 3)
+    request.identity[1] = "float32"
+    with pytest.raises(PeerLostError, match="serves another model now"):
+        decode_spec(request, RUNNER, None)
+    del request.identity[:]
+    assert decode_spec(request, RUNNER, None).committed_ids == (2, 3)
