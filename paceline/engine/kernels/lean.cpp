@@ -474,20 +474,26 @@ class Engine {
   };
 
   void reserve(int64_t rows, int64_t wanted) {
+    const int64_t widest = std::max({model_.hidden, model_.intermediate, model_.heads * model_.head_size});
+    const int64_t blocks = widest / kBlock + 1;
+    // What each thread takes in by itself: a few rows, and those whose logits are wanted. These may be many in a step of fewer rows than
+    // an earlier one had, so they are counted apart.
+    const int64_t few = std::max(kFewRows, wanted);
+    if (few > reserved_few_) {
+      for (auto& own : own_) {
+        own.normed.resize(few * model_.hidden);
+        own.quantised.resize(few * blocks);
+      }
+      reserved_few_ = few;
+    }
     const int64_t most = std::max(rows, wanted);
     if (most <= reserved_) return;
     qkv_.resize(most * (model_.heads + 2 * model_.kv_heads) * model_.head_size);
     attended_.resize(most * model_.heads * model_.head_size);
     active_.resize(most * model_.intermediate);
     normed_.resize(most * model_.hidden);
-    const int64_t blocks = std::max(model_.intermediate, model_.heads * model_.head_size) / kBlock + 1;
     quantised_.resize(most * blocks);
-    const int64_t few = std::min(std::max(kFewRows, wanted), most);
-    for (auto& own : own_) {
-      own.normed.resize(few * model_.hidden);
-      own.product.resize(most * kPanel);
-      own.quantised.resize(few * blocks);
-    }
+    for (auto& own : own_) own.product.resize(most * kPanel);
     reserved_ = most;
   }
 
@@ -698,7 +704,7 @@ class Engine {
   Phases phases_;
   int group_;
   int64_t scores_stride_;
-  int64_t reserved_ = 0;
+  int64_t reserved_ = 0, reserved_few_ = 0;
   Floats qkv_, attended_, active_, normed_;
   std::vector<Quantised> quantised_;
   std::vector<Own> own_;

@@ -220,6 +220,21 @@ def test_a_sequence_has_the_same_bits_in_any_chunks_and_company(path, threads):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", ["w4a8", "float32"])
+def test_many_logits_behind_a_longer_prompt(path, dtype):
+    """Rows whose logits are wanted have room of their own: a step of few rows may want more of them than a long prompt did."""
+    tokens = ids(240, 2)
+    expected = whole(load(path, dtype=dtype), tokens)
+    runner = load(path, dtype=dtype)
+    slot = runner.kv.acquire()
+    for _ in range(20):
+        runner.kv.truncate(slot, 0)
+        parts = [runner.forward([Segment(slot, 0, tokens[:150], 1)])]
+        parts.append(runner.forward([Segment(slot, 150, tokens[150:], 90)]))
+        assert torch.equal(torch.cat(parts), expected[149:])
+    runner.kv.release(slot)
+
+
 def test_keys_and_values_are_kept_in_half(path):
     """Half the memory, and half of what a long context makes a step read; float32 keeps all of them."""
     half, full = (load(path, dtype=dtype).kv for dtype in ("w4a8", "float32"))
