@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 # Spec-Bench's questions, wherever they are.
-PROMPTS ?= ../shared/data/spec_bench/question_open.jsonl
+PROMPTS ?= evaluation/prompts.jsonl
 STAMP := $(VENV)/.installed
 
 .PHONY: run test setup model lint protos same-output numerics replay-equals-live gpu compose-test clean

@@ -45,11 +45,7 @@ def advice(check: Check) -> Advice:
             diagnose,
         )
     if check.noisy:
-        return Advice(
-            "Check again when nothing else runs on the machine, with --repeats 3 or more requests; until then plain decoding loses "
-            "nothing.",
-            _again(check, "--repeats", "3"),
-        )
+        return _noisy(check)
     others = [task for task in check.tasks if not task.too_few and task.verdict is not Verdict.YES]
     if good and not others and check.memory.verdict is Verdict.OPEN:
         return Advice(
@@ -68,6 +64,23 @@ def advice(check: Check) -> Advice:
             _again(check, "--repeats", "3", other=True),
         )
     return Advice("Leave this traffic to plain decoding, or try another drafter (--drafter).")
+
+
+def _noisy(check: Check) -> Advice:
+    """Repeats once, then nothing but quiet and more requests: the same command again would end in the same page."""
+    few = check.tail.requests is not None and check.tail.requests < ENOUGH_FOR_P99
+    more = f", on {ENOUGH_FOR_P99} requests and more: repeats of one count once" if few else ""
+    repeats = ("--repeats", str(max(3, check.facts.repeats)))
+    if check.facts.repeats < int(repeats[1]):
+        return Advice(
+            f"Check again when nothing else runs on the machine, with --repeats 3{more}. Until then plain decoding loses nothing.",
+            _again(check, *repeats, other=few),
+        )
+    return Advice(
+        f"Repeating did not help: find out what else runs on this machine, or check on another one{more}. Until then plain decoding loses "
+        "nothing.",
+        _again(check, *repeats, other=True) if few else "",
+    )
 
 
 def _roll_out(check: Check, good: list[str]) -> Advice:

@@ -23,7 +23,7 @@ EXIT_NOT_HELD = 1
 _SUFFIXES = (".html", ".json", ".jsonl")
 _MOST = 1e9
 """Gigabytes, or money an hour: more is a slip, and no number for JSON."""
-_PICKING = frozenset({"task", "limit", "repeats", "report"})
+_PICKING = frozenset({"task", "limit", "repeats"})
 """Options that another check of the same pair would give anew."""
 
 
@@ -147,6 +147,7 @@ def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None
                         started=start,
                         command=tuple(given(context, but=_PICKING)),
                         traffic_path=str(traffic or ""),
+                        repeats=repeats,
                         records=str(written(base, ".jsonl")) if records else "",
                         gated=None if start else asyncio.run(gate_of(address)),
                     ),

@@ -16,7 +16,7 @@ from gates.pairs import Verdict
 from gates.tail_gate import ENOUGH_FOR_P99, FEWEST_FOR_TAIL, TAIL_LIMIT, WHOLE
 
 WIDTH = 80
-_TAIL_HEADER = ("P99 of", "after over before", "asked", "noise", "")
+_TAIL_HEADER = ("P99 of", "after over before", "asked", "noise", "so it")
 _MARGIN = {
     Verdict.YES: "surely above 0",
     Verdict.NO: "surely below 0",
@@ -53,7 +53,7 @@ def conclusion(check: Check) -> str:
             if check.facts.picked
             else ""
         )
-        return f"YES: all three gates hold. Speculation may be rolled out for this traffic.{picked}"
+        return f"YES: all three gates hold. Speculation may be rolled out for this traffic.{_capacity(check)}{picked}"
     if not check.requests:
         return "NO: nothing was measured."
     if not check.same_output:
@@ -76,6 +76,17 @@ def conclusion(check: Check) -> str:
     return f"NO: {'; '.join(words)}. Do not roll out for this traffic as a whole{_parts(check)}.{noisy}"
 
 
+def _capacity(check: Check) -> str:
+    """What the drafter's memory takes away, where that is more than speculation gives."""
+    ratio = check.memory.tokens_ratio
+    if ratio is None or ratio >= 1.0:
+        return ""
+    return (
+        f" But its memory leaves room for {check.memory.fit_after:,} sequences instead of {check.memory.fit_before:,}: a device that is "
+        f"full gives {ratio:.2f} times the tokens."
+    )
+
+
 def _parts(check: Check) -> str:
     good = [task.task for task in check.tasks if task.verdict is Verdict.YES]
     others = [task.task for task in check.tasks if task.verdict is not Verdict.YES]
@@ -93,7 +104,7 @@ def _moved(check: Check) -> str:
     noisy = [task.task for task in check.tasks if task.noisy]
     if noisy:
         found.append(
-            f"the speed by up to {noise.speed or 0.0:.0%} over all ({listed(noisy)} cannot be judged)"
+            f"the speed by up to {noise.speed or 0.0:.0%} over all (that of {listed(noisy)} cannot be judged)"
         )
     return (
         "the same requests decoded plainly twice differ from themselves by more than what is to be judged: "
@@ -180,7 +191,7 @@ def page_lines(check: Check) -> Iterator[str]:
         for words in gate.words:
             yield from textwrap.wrap(words, WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 14)
         for row in gate.table:
-            yield f"{'':<4}{row[0]:<16}{row[1]:<21}{row[2]:<19}{row[3]:<8}{row[4]}".rstrip()
+            yield f"  {row[0]:<16}{row[1]:<21}{row[2]:<18}{row[3]:<7}{row[4]}".rstrip()
     yield ""
     yield "by task      requests  accepted share    needs   speed over plain  do"
     for task in check.tasks:
@@ -191,6 +202,8 @@ def page_lines(check: Check) -> Iterator[str]:
         )
         if task.measured and not task.too_few:
             yield f"{'':<17}      margin {_interval(task.margin)}: {_MARGIN[task.acceptance]}"
+            if task.verdict is Verdict.OPEN:
+                yield f"{'':<17}      speed: {task.words}"
     yield from textwrap.wrap(
         "Accepted share: accepted over drafted tokens. Needs: the share at which a round with a draft is as fast as plain "
         f"decoding, measured here at this load (*: not measured, {GOLDEN_ACCEPTANCE:.2f} stands in), uncertain as well: the margin between the two decides. Open: neither better nor worse could be "
@@ -302,12 +315,12 @@ def _tail_row(check: Check, name: str, ratio: Estimate) -> tuple[str, ...]:
     elif said is Verdict.NO or (whole and said is Verdict.YES and not shown):
         verdict = "too few"
     else:
-        verdict = "open" if whole and said is Verdict.OPEN else "holds"
+        verdict = "holds" if said is Verdict.YES else "open" if whole else "not shown worse"
     moved = check.noise.tails.get(name)
     return (
         name,
         _interval(ratio),
-        f"{'surely' if whole else 'not surely'} {'<=' if whole else '>'} {TAIL_LIMIT:.2f}",
+        f"shown <= {TAIL_LIMIT:.2f}" if whole else f"not shown > {TAIL_LIMIT:.2f}",
         "-" if moved is None else f"{moved:.0%}",
         verdict,
     )

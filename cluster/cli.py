@@ -444,7 +444,7 @@ def _errors() -> Iterator[None]:
         _note(f"paceline: {error}")
         raise typer.Exit(EXIT_WRONG_INPUT) from error
     except (PeerLostError, CapacityError) as error:
-        hint = "; is `paceline up` running?" if str(error).endswith("nobody listens there") else ""
+        hint = " (is `paceline up` running?)" if str(error).endswith("nobody listens there") else ""
         _note(f"paceline: {error}{hint}; worth another try in {error.retry_after_s:g} s")
         raise typer.Exit(EXIT_UNAVAILABLE) from error
     except PacelineError as error:

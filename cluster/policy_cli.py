@@ -89,6 +89,11 @@ async def _set(address: str, action: str, **fields: Any) -> None:
     async with Client(address) as client:
         for rule in await client.set_policy_rule(router_pb2.PolicyRule(action=number, **fields)):
             typer.echo(rule_in_words(rule))
+        known = {one.name for one in (await client.server_info()).drafters}
+        if fields.get("drafter") and fields["drafter"] not in known:
+            typer.echo(
+                f"note: no drafter is called {fields['drafter']} now; known: {', '.join(sorted(known)) or 'none'}"
+            )
 
 
 async def _clear(address: str, task: str, tenant: str, drafter: str) -> None:

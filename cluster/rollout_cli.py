@@ -73,7 +73,7 @@ def status_lines(rollout: router_pb2.GetRolloutResponse) -> Iterator[str]:
     if heard:
         yield f"just heard of, takes effect within a second or two: {', '.join(heard)}"
     elif not rollout.rollouts:
-        yield "no type of task was checked yet: `paceline check` does that, `paceline rollout allow` goes without"
+        yield "no type of task has passed a check yet (one that shows nothing changes nothing); `paceline check` makes one, `paceline rollout allow` goes without"
     for one in rollout.rollouts:
         bar = "#" * round(_BAR * one.share)
         yield f"{one.task} with {one.drafter}: {one.stage}, {one.share:.0%} speculate  [{bar:<{_BAR}}]"

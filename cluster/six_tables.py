@@ -115,7 +115,9 @@ def print_conclusion(console: Console, comparisons: Sequence[Comparison]) -> Non
             console.print(f"{one.task.title}: output differs from token {one.first_difference} on")
     traces = [one.speculative.started.trace_id for one in comparisons if one.speculative.started.trace_id]
     if traces:
-        console.print(f"Traces were exported, for example {traces[-1]}.")
+        console.print(
+            f"Traces go to the collector that the settings name, if it listens; the last one is {traces[-1]}."
+        )
 
 
 def _sum_ratio(

@@ -1,4 +1,8 @@
-"""Prompts for measurements: Spec-Bench in its own JSONL form (question_id, category, turns)."""
+"""Prompts for measurements: Spec-Bench in its own JSONL form (question_id, category, turns).
+
+``prompts.jsonl`` beside this file holds 204 of our own in the same form, made by ``training.task_templates``: what a fresh clone measures
+with, since Spec-Bench is not ours to ship.
+"""
 
 import json
 from collections import defaultdict

@@ -56,6 +56,8 @@ class Facts:
     """As it was given on the command line."""
     command: tuple[str, ...] = ()
     """That made this check, without what picks or repeats requests; empty: not made by one."""
+    repeats: int = 1
+    """Times that each request was decoded each way."""
     records: str = ""
     """Where the records of the requests lie."""
     picked: tuple[str, ...] = ()
@@ -288,7 +290,8 @@ def _margin(pairs: Sequence[PairOfRuns]) -> Estimate | None:
     def margin(drawn: Floats) -> Floats:
         accepted, drafted, asked, spent, plain, tokens = np.moveaxis(drawn.sum(axis=-2), -1, 0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            found: Floats = (accepted - (spent * tokens / plain - asked)) / drafted
+            # A round is never faster than a plain step: where it was measured so, that is noise, and no reserve.
+            found: Floats = (accepted - np.maximum(spent * tokens / plain - asked, 0.0)) / drafted
         return found
 
     return bootstrap(np.stack(columns, axis=1), margin)

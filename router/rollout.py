@@ -95,7 +95,7 @@ class Standing:
     """Requests of the present window, and plain ones to compare with."""
 
 
-NOT_CHECKED = Standing(Stage.UNCHECKED, 0.0, 0.0, "not checked yet", 0, 0, 0)
+NOT_CHECKED = Standing(Stage.UNCHECKED, 0.0, 0.0, "no check has passed for it yet", 0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ class _Line:
     stage: Stage = Stage.UNCHECKED
     share: float = 0.0
     since: float = 0.0
-    reason: str = "not checked yet"
+    reason: str = "no check has passed for it yet"
     windows: int = 0
     looked_at: int = 0  # requests of the window at the last look
     window: _Way = field(default_factory=_Way)

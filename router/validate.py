@@ -225,7 +225,7 @@ def _decoding(wish: router_pb2.DecodingOverride, drafters: Mapping[str, Any]) ->
         )
     if wish.HasField("drafter") and wish.drafter not in drafters:
         known = ", ".join(sorted(drafters)) or "none now"
-        yield FieldViolation("decoding.drafter", f"{_shown(wish.drafter)}; known drafters: {known}")
+        yield FieldViolation("decoding.drafter", f"{_shown(wish.drafter)} is no drafter here; known: {known}")
     if wish.HasField("k") and not 1 <= wish.k <= MAX_K:
         yield FieldViolation("decoding.k", f"{wish.k}; expected 1 to {MAX_K}")
 

@@ -29,7 +29,7 @@ def test_what_was_just_said_is_not_called_unchecked():
     told.rollouts.append(standing)
     assert "just heard of" not in "\n".join(status_lines(told))
     empty = router_pb2.GetRolloutResponse(gated=True)
-    assert "no type of task was checked yet" in "\n".join(status_lines(empty))
+    assert "no type of task has passed a check yet" in "\n".join(status_lines(empty))
 
 
 @pytest.mark.parametrize(
