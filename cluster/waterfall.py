@@ -146,9 +146,10 @@ def _sums(timings: Timings, stats: SpeculativeStats, width: int, glyphs: str) ->
     yield from _wrap(f"  decode {_ms(decode_s)} ms = " + " + ".join(shares), width)
     if decode_s > 0:
         yield f"  |{bar(spent, (width - 4) / max(decode_s, sum(spent)), glyphs):<{width - 4}}|"
+    rest_s = max(timings.total_s - timings.queue_s - timings.prefill_s - decode_s, 0.0)
     yield from _wrap(
-        f"  queue {_ms(timings.queue_s)} ms, prefill {_ms(timings.prefill_s)} ms, first token after "
-        f"{_ms(timings.time_to_first_token_s)} ms, total {_ms(timings.total_s)} ms",
+        f"  queue {_ms(timings.queue_s)} + prefill {_ms(timings.prefill_s)} + decode {_ms(decode_s)} + router and wire {_ms(rest_s)} "
+        f"= total {_ms(timings.total_s)} ms; first token after {_ms(timings.time_to_first_token_s)} ms",
         width,
     )
     yield from _wrap("  " + stats_in_words(stats), width)

@@ -1,5 +1,6 @@
 """The text of a trace: one line a round, bars that add up, sums."""
 
+import re
 from dataclasses import replace
 
 from hypothesis import given
@@ -131,7 +132,7 @@ def test_a_long_trace_is_a_page():
     """So many rounds are drawn unless more are asked for."""
     rounds = [round_record(index) for index in range(200)]
     lines = list(waterfall.draw(summary(rounds), width=100))
-    assert len(lines) < waterfall.MAX_ROUNDS + 13
+    assert len(lines) < waterfall.MAX_ROUNDS + 14
     assert any("160 more rounds: 160 used" in line for line in lines)
     assert len(list(waterfall.draw(summary(rounds), width=100, max_rounds=10**9))) > 200
 
@@ -180,3 +181,15 @@ def test_the_figures_of_a_depth_are_said_to_be_the_last_rounds():
     rounds[2] = replace(rounds[2], asked=1)
     text = "\n".join(waterfall.draw(summary([*rounds, ROUNDS[3]]), width=200))
     assert "why so deep: 3 rounds, the last one asked 1 of 4: 1.50 expected tokens; one more row" in text
+
+
+def test_no_time_of_a_request_is_without_a_name():
+    """Queue, prefill, decode and what is left to the router and the wire are the total."""
+    text = " ".join(" ".join(waterfall.draw(summary(ROUNDS), width=100)).split())
+    found = re.search(
+        r"queue ([\d.]+) \+ prefill ([\d.]+) \+ decode ([\d.]+) \+ router and wire ([\d.]+) = total ([\d.]+) ms",
+        text,
+    )
+    assert found is not None
+    *parts, total = map(float, found.groups())
+    assert abs(sum(parts) - total) < 0.3
