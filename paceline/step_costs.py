@@ -72,23 +72,15 @@ def table_of(
     sequence_key_s: float = 0.0,
     origin: str = "given",
 ) -> CostTable:
-    """A table from (sequences, rows, seconds). Times are made not to fall with rows: less work never costs more."""
+    """A table from (sequences, rows, seconds).
+
+    Less work never costs more: a step takes at most what any step of as many sequences and rows, or more, has taken. What disturbs a
+    measurement only lengthens it, so the lesser of two times that contradict each other is the sound one.
+    """
+    given = list(points)
     by_count: dict[int, list[tuple[int, float]]] = {}
-    for sequences, rows, step_s in points:
-        by_count.setdefault(sequences, []).append((rows, step_s))
-    curves = tuple((count, _rising(sorted(curve))) for count, curve in sorted(by_count.items()))
+    for sequences, rows, _ in given:
+        least_s = min(step_s for more, wider, step_s in given if more >= sequences and wider >= rows)
+        by_count.setdefault(sequences, []).append((rows, least_s))
+    curves = tuple((count, tuple(sorted(curve))) for count, curve in sorted(by_count.items()))
     return CostTable(curves, context, row_key_s, sequence_key_s, origin)
-
-
-def _rising(curve: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """The nearest curve that does not fall: neighbours that do share their mean."""
-    pools: list[tuple[float, int]] = []  # mean, count
-    for _, step_s in curve:
-        mean, count = step_s, 1
-        while pools and pools[-1][0] > mean:
-            other, others = pools.pop()
-            mean = (mean * count + other * others) / (count + others)
-            count += others
-        pools.append((mean, count))
-    means = [mean for mean, count in pools for _ in range(count)]
-    return tuple((rows, mean) for (rows, _), mean in zip(curve, means, strict=True))

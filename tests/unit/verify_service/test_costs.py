@@ -184,3 +184,21 @@ def test_what_is_written_is_read(cache: Path) -> None:
     assert back is not None
     assert (back.curves, back.context, back.row_key_s) == (TABLE.curves, TABLE.context, TABLE.row_key_s)
     assert [path.name for path in cache.iterdir()] == ["t.json"]
+
+
+def test_a_disturbed_time_gives_way_to_that_of_a_larger_step():
+    """One of 17 rows took seven times as long as two sequences of 18: something else ran. So did one of 16 against 32."""
+    table = table_of(
+        [
+            (1, 1, 0.004),
+            (1, 13, 0.02),
+            (1, 17, 0.147),
+            (2, 2, 0.005),
+            (2, 18, 0.04),
+            (16, 16, 0.0727),
+            (32, 32, 0.0585),
+        ]
+    )
+    assert table.step_s(17, 1) == 0.04
+    assert table.step_s(16, 16) == 0.0585
+    assert table.step_s(13, 1) == 0.02
