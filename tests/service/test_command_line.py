@@ -205,7 +205,7 @@ def test_failures_have_exit_codes(address):
     gone = run("info", "-a", "127.0.0.1:1")
     assert gone.exit_code == 3
     assert (
-        "127.0.0.1:1: nobody listens there; is `paceline up` running?; worth another try in 1 s"
+        "127.0.0.1:1: nobody listens there (is `paceline up` running?); worth another try in 1 s"
         in gone.stderr
     )
 

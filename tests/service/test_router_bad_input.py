@@ -91,7 +91,7 @@ BAD = {
     "empty stop string": (request(stop=["x", ""]), {"stop[1]": "empty"}),
     "endless stop string": (request(stop=["x" * 2000]), {"stop[0]": "2000"}),
     "stop token beyond the vocabulary": (request(stop_token_ids=[1, 600]), {"stop_token_ids[1]": "600"}),
-    "unknown drafter": (request(decoding=Override(mode=SPECULATIVE, drafter="eagle")), {"decoding.drafter": "known drafters: ngram"}),
+    "unknown drafter": (request(decoding=Override(mode=SPECULATIVE, drafter="eagle")), {"decoding.drafter": "is no drafter here; known: ngram"}),
     "k zero": (request(decoding=Override(mode=SPECULATIVE, k=0)), {"decoding.k": "0; expected 1 to 64"}),
     "k too large": (request(decoding=Override(mode=SPECULATIVE, k=65)), {"decoding.k": "65"}),
     "k when plain": (request(decoding=Override(mode=PLAIN, k=4)), {"decoding.k": "only with mode"}),
