@@ -207,20 +207,26 @@ while True:
 """
 
 
+def killed(writer: str, path: Path, number: int, *, acknowledgements: int) -> int:
+    """The last batch that ``writer`` said was written before kill -9; the file passes its check."""
+    with subprocess.Popen(
+        [sys.executable, "-c", writer, str(path), str(number)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = [int(process.stdout.readline()) for _ in range(acknowledgements)]
+        os.kill(process.pid, signal.SIGKILL)
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    db.close()
+    return said[-1]
+
+
 def test_killed_at_any_moment_it_keeps_every_acknowledged_batch_and_is_whole(tmp_path):
     """kill -9 four times in mid-write: acknowledged batches are all there, each exactly once, the file passes its check."""
     path = tmp_path / "ledger.sqlite"
     number = 0
     for round_ in range(4):
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), str(number)], stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            acknowledged = [int(process.stdout.readline()) for _ in range(2 + round_)][-1]
-            os.kill(process.pid, signal.SIGKILL)
-        with sqlite3.connect(path) as db:
-            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        db.close()
+        acknowledged = killed(WRITER, path, number, acknowledgements=2 + round_)
         store = Store(str(path))
         number, _ = store.sources()["r"]
         assert number >= acknowledged
@@ -294,16 +300,8 @@ def test_killed_while_it_forgets_nothing_is_lost_that_counts(tmp_path):
     path, number = tmp_path / "ledger.sqlite", 0
     kept = RETENTION_S // 3600
     for round_ in range(2):
-        with subprocess.Popen(
-            [sys.executable, "-c", FORGETTING_WRITER, str(path), str(number)],
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
-            acknowledged = [int(process.stdout.readline()) for _ in range(2 + round_)][-1]
-            os.kill(process.pid, signal.SIGKILL)
+        acknowledged = killed(FORGETTING_WRITER, path, number, acknowledgements=2 + round_)
         with sqlite3.connect(path) as db:
-            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
             lost = "SELECT count(*) FROM sums WHERE group_id NOT IN (SELECT id FROM groups)"
             assert db.execute(lost).fetchone() == (0,)
         db.close()
