@@ -36,7 +36,7 @@ def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None
         traffic: Annotated[
             Path | None,
             typer.Argument(
-                help="Requests, one JSON object a line: text, messages or turns; task_type, max_tokens, ..."
+                help="Requests, one JSON object a line: text, messages, turns or raw; task_type, max_tokens, ..."
             ),
         ] = None,
         ledger: Annotated[

@@ -114,9 +114,7 @@ async def of_tasks(
 
 async def _task_of(client: Client, asked: Asked, tenant: str) -> str:
     """What the router takes a request for: one token of it, decoded plainly."""
-    request = generate_request(
-        messages=asked.messages, temperature=0.0, max_tokens=1, tenant=tenant, mode=Mode.PLAIN
-    )
+    request = generate_request(**asked.said(), max_tokens=1, tenant=tenant, mode=Mode.PLAIN)
     found = ""
     async for event in client.generate(request):
         if isinstance(event, Started):
@@ -151,8 +149,7 @@ async def _one(
     client: Client, asked: Asked, way: str, tenant: str, max_tokens: int | None, drafter: str
 ) -> dict[str, Any]:
     request = generate_request(
-        messages=asked.messages,
-        temperature=asked.temperature if asked.temperature is not None else 0.0,
+        **asked.said(),
         seed=asked.seed,
         max_tokens=asked.max_tokens or max_tokens,
         task_type=asked.task,
@@ -173,7 +170,7 @@ async def _one(
                 known = await client.list_requests(request_id=started.request_id, limit=1)
                 extra = {
                     "key": asked.key,
-                    "temperature": asked.temperature or 0.0,
+                    "temperature": asked.temperature,
                     "at": time.time(),
                     "rounds": [_round(one) for summary in known for one in summary.rounds if _asked(one)],
                 }

@@ -1,33 +1,51 @@
 """Requests to check a pair with, one JSON object a line.
 
-Understood: ``text`` (or ``prompt``), ``messages`` ([{"role", "content"}]) or ``turns`` (the first one is asked); ``task_type`` (or ``task``,
-``category``), ``max_tokens``, ``temperature``, ``seed``, ``id`` (or ``question_id``). ``category`` and ``reference`` are a benchmark's: a file such
-as Spec-Bench can be taken as it is. What is not understood is refused, since a slip would change what is measured.
+Understood: ``text`` (or ``prompt``), ``messages`` ([{"role", "content"}]), ``turns`` (the first one is asked) or ``raw`` (text without a chat
+template, to be completed); ``task_type`` (or ``task``, ``category``), ``max_tokens``, ``stop``, ``seed``, the numbers of sampling (``temperature``, ``top_p``, ...),
+``id`` (or ``question_id``). ``category`` and ``reference`` are a benchmark's: a file such as Spec-Bench can be taken as it is. What is not
+understood is refused, since a slip would change what is measured.
 """
 
 import difflib
 import json
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-_PROMPTS = ("text", "prompt", "messages", "turns")
+from paceline.ranges import SAMPLING_NUMBERS
+
+_PROMPTS = ("text", "prompt", "messages", "turns", "raw")
 _NAMES = ("task_type", "task", "category")
-_KNOWN = (*_PROMPTS, *_NAMES, "max_tokens", "temperature", "seed", "id", "question_id", "reference")
+_KNOWN = (
+    *_PROMPTS, *_NAMES, "max_tokens", "stop", *SAMPLING_NUMBERS, "top_k", "seed", "id", "question_id", "reference",
+)  # fmt: skip
 _ROLES = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request. ``task`` empty: the router tells."""
+    """One request. ``task`` empty: the router tells. ``raw``: text to be completed; there are no messages then."""
 
     key: str
-    messages: tuple[tuple[str, str], ...]
+    messages: tuple[tuple[str, str], ...] = ()
     task: str = ""
     max_tokens: int | None = None
-    temperature: float | None = None
     seed: int = 1
+    raw: str = ""
+    stop: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """What is said of it, by the names of SamplingParams."""
+
+    @property
+    def temperature(self) -> float:
+        """0 where nothing is said: a check is greedy."""
+        return float(self.sampling.get("temperature", 0.0))
+
+    def said(self) -> dict[str, Any]:
+        """The prompt and how it is sampled, as ``paceline.client.generate_request`` takes them."""
+        prompt = {"text": self.raw} if self.raw else {"messages": self.messages}
+        return prompt | dict(self.sampling) | {"temperature": self.temperature, "stop": self.stop}
 
 
 def read_traffic(lines: Iterable[str], task_types: Sequence[str] = ()) -> list[Asked]:
@@ -63,27 +81,28 @@ def _asked(row: Any, number: int, task_types: Sequence[str]) -> Asked:
             raise ValueError(f"{name}: unknown field{_nearest(name, _KNOWN)}; known are {', '.join(_KNOWN)}")
     return Asked(
         key=str(row.get("id") or row.get("question_id") or number),
-        messages=_messages(row),
         task=_task(row, task_types),
         max_tokens=_whole(row, "max_tokens", at_least=1),
-        temperature=_temperature(row),
-        seed=number if (seed := _whole(row, "seed", at_least=0)) is None else seed,
+        seed=number if (seed := _whole(row, "seed", at_least=0, bits=64)) is None else seed,
+        stop=_stop(row),
+        sampling=_sampling(row),
+        **_prompt(row),
     )
 
 
-def _messages(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def _prompt(row: Mapping[str, Any]) -> dict[str, Any]:
     given = [name for name in _PROMPTS if row.get(name)]
     if not given:
-        raise ValueError('no prompt: expected "text" (or "prompt"), "messages" or "turns"')
+        raise ValueError('no prompt: expected "text" (or "prompt"), "messages", "turns" or "raw"')
     if len(given) > 1:
         raise ValueError(f"{given[1]}: there is {given[0]} already; give one of them")
     name, value = given[0], row[given[0]]
     if name == "messages":
-        return tuple(_message(one, index) for index, one in enumerate(_list(name, value)))
+        return {"messages": tuple(_message(one, index) for index, one in enumerate(_list(name, value)))}
     text = _list(name, value)[0] if name == "turns" else value
     if not isinstance(text, str):
         raise TypeError(f"{name}: {text!r}; expected text")
-    return (("user", text),)
+    return {"raw": text} if name == "raw" else {"messages": (("user", text),)}
 
 
 def _list(name: str, value: Any) -> list[Any]:
@@ -116,23 +135,34 @@ def _task(row: Mapping[str, Any], task_types: Sequence[str]) -> str:
     )
 
 
-def _whole(row: Mapping[str, Any], name: str, *, at_least: int) -> int | None:
+def _whole(row: Mapping[str, Any], name: str, *, at_least: int, bits: int = 32) -> int | None:
     value = row.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ValueError(f"{name}: {value!r}; expected a whole number from {at_least} on")
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value < 2**bits:
+        raise ValueError(f"{name}: {value!r}; expected a whole number from {at_least} on, below 2 ** {bits}")
     return value
 
 
-def _temperature(row: Mapping[str, Any]) -> float | None:
-    value = row.get("temperature")
-    if value is None:
-        return None
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"temperature: {value!r}; expected a number >= 0")
-    return float(value)
+def _stop(row: Mapping[str, Any]) -> tuple[str, ...]:
+    value = row.get("stop")
+    texts = [value] if isinstance(value, str) else _list("stop", value or [])
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"stop: {text!r}; expected text, or a list of texts")
+    return tuple(texts)
+
+
+def _sampling(row: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: row[name] for name in SAMPLING_NUMBERS if row.get(name) is not None}
+    for name, value in given.items():
+        fits, right = SAMPLING_NUMBERS[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not (abs(value) <= sys.float_info.max and fits(value)):
+            raise ValueError(f"{name}: {value!r}; expected a number {right}")
+    if (top_k := _whole(row, "top_k", at_least=0)) is not None:
+        given["top_k"] = top_k
+    return given
 
 
 def _nearest(name: Any, known: Sequence[str]) -> str:

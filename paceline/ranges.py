@@ -14,7 +14,7 @@ MAX_K = 64
 _SHOWN_PER_LIST = 4  # wrong elements of one list that are named
 _COUNTED_PER_LIST = 1000
 
-_NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
+SAMPLING_NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
     "temperature": (lambda v: v >= 0, ">= 0"),
     "top_p": (lambda v: 0 < v <= 1, "in (0, 1]"),
     "min_p": (lambda v: 0 <= v < 1, "in [0, 1)"),
@@ -23,11 +23,12 @@ _NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
     "presence_penalty": (lambda v: -2 <= v <= 2, "in [-2, 2]"),
     "frequency_penalty": (lambda v: -2 <= v <= 2, "in [-2, 2]"),
 }
+"""By field: whether a number fits, and what would, in words."""
 
 
 def sampling_violations(params: common_pb2.SamplingParams, vocab_size: int) -> Violations:
     """Every field of ``params`` that is not a number in its range."""
-    for name, (fits, right) in _NUMBERS.items():
+    for name, (fits, right) in SAMPLING_NUMBERS.items():
         value = getattr(params, name)
         if params.HasField(name) and not (math.isfinite(value) and fits(value)):  # type: ignore[arg-type]
             yield FieldViolation(f"sampling.{name}", f"{value}; expected a number {right}")

@@ -22,6 +22,7 @@ async def test_a_pair_is_checked_on_a_file_of_requests(tmp_path):
     by the diagnosis, and the router hears who did not pass."""
     traffic = tmp_path / "traffic.jsonl"
     rows = [{"text": f"The wind {i}", "task_type": "code", "max_tokens": 30} for i in range(12)]
+    rows[0] = {"raw": "The wind", "top_p": 0.9, "task_type": "code", "max_tokens": 30}
     rows += [{"text": f"A riddle {i}", "task_type": "qa", "max_tokens": 30} for i in range(12)]
     traffic.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = [

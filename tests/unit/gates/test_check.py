@@ -382,6 +382,9 @@ def test_traffic_comes_in_several_shapes():
     assert (first.messages, first.task, first.max_tokens) == ((("user", "a"),), "code", 9)
     assert (second.temperature, second.seed) == (0.5, 8)
     assert (third.key, third.task, third.messages) == ("81", "", (("user", "c"),))
+    (fourth,) = read_traffic(['{"raw": "def f", "top_p": 0.9, "top_k": 40, "min_p": null, "stop": "END"}'])
+    assert fourth.said() == {"text": "def f", "temperature": 0.0, "top_p": 0.9, "top_k": 40, "stop": ("END",)}
+    assert second.said() == {"messages": (("user", "b"),), "temperature": 0.5, "stop": ()}
     with pytest.raises(ValueError, match="line 1: no prompt"):
         read_traffic(["{}"])
     assert [asked.key for asked in spread([first, second, third, first], 2)] == [first.key, third.key]
@@ -396,6 +399,13 @@ def test_traffic_comes_in_several_shapes():
         ('{"text": "a", "max_tokens": "9"}', "line 1: max_tokens: '9'; expected a whole number from 1 on"),
         ('{"text": "a", "max_tokens": 0}', "line 1: max_tokens: 0"),
         ('{"text": "a", "temperature": -1}', "line 1: temperature: -1; expected a number >= 0"),
+        ('{"text": "a", "temperature": NaN}', "line 1: temperature: nan; expected a number >= 0"),
+        ('{"text": "a", "temperature": 1' + 400 * "0" + "}", "line 1: temperature: 1000"),
+        ('{"raw": "a", "top_p": 1.5}', r"line 1: top_p: 1.5; expected a number in \(0, 1\]"),
+        ('{"raw": "a", "top_k": 4294967296}', "line 1: top_k: 4294967296; expected a whole number"),
+        ('{"raw": "a", "stop": ["", "b"]}', "line 1: stop: ''; expected text"),
+        ('{"raw": "a", "text": "b"}', "line 1: raw: there is text already"),
+        ('{"raw": ["a"]}', r"line 1: raw: \['a'\]; expected text"),
         ('{"text": "a", "seed": true}', "line 1: seed: True"),
         ('{"text": 5}', "line 1: text: 5; expected text"),
         ('{"text": "a", "prompt": "b"}', "line 1: prompt: there is text already"),

@@ -8,9 +8,12 @@ import torch
 
 from paceline.engine.blocks import quantise_4, quantise_8, restore
 from paceline.errors import ConfigError
+from paceline.testing.tiny_models import tiny_model_dir
+from paceline.tokenizer import Tokenizer
 from training import distill
 from training.acceptance import Acceptance
 from training.answers import Answer, is_held_out, read_shard, write_shard
+from training.instruct import instructions, opening
 from training.loss import HeadLoss, targets_of
 from training.prompts import collect
 from training.vocabulary import ranked_vocabulary
@@ -117,3 +120,26 @@ def test_blocks_are_near_and_stable(quantise, worst):
     again = quantise_8(once) if quantise is quantise_8 else None
     if again:
         assert torch.equal(restore(again.__getitem__, set(again)), once)
+
+
+def test_a_target_writes_prompts_for_itself(tmp_path):
+    """It is given a user's turn up to its first word; what it does not end, hardly says or says again is left out."""
+    tokenizer = Tokenizer.load(tiny_model_dir(tmp_path / "target"))
+    begun = opening(tokenizer)
+    eos = tokenizer.encode_chat([("user", "hello")])[len(begun) + len(tokenizer.encode("hello"))]
+    assert tokenizer.encode_chat([("user", "hello")])[: len(begun)] == begun
+    assert tokenizer.decode(begun, skip_special=False).endswith("user\n")
+
+    class Said:
+        """A generator whose answers are known."""
+
+        def run(self, jobs):
+            for text in ("What is the wind?", "What is the wind?", "Hm", "How long, "):
+                assert next(jobs).ids == begun
+                end = [] if text.endswith(" ") else [eos]
+                yield answer((*begun, *tokenizer.encode(text), *end), len(begun), 1.0)
+            yield answer((*begun, *tokenizer.encode("Write three lines"), eos), len(begun), 1.0)
+            raise AssertionError("two were wanted")
+
+    found = list(instructions(Said(), tokenizer, frozenset([eos]), seed=1, count=2))
+    assert found == ["What is the wind?", "Write three lines"]
