@@ -71,6 +71,7 @@ def _conclusion(plan: Plan) -> Iterator[str]:
     if not scenario.shared and plan.best_ahead_k:
         ahead = plan.depths[plan.best_ahead_k]
         yield f"Drafting ahead (a device of its own for the drafter): k = {ahead.k}, {ahead.ahead_speed:.2f} x plain."
+        yield from _levels(plan)
     yield "At a round trip of: " + "; ".join(
         f"{1e3 * one.rtt_s:g} ms {one.speed:.2f} x"
         + ("" if scenario.shared else f" (ahead {one.ahead_speed:.2f})")
@@ -97,6 +98,30 @@ def _conclusion(plan: Plan) -> Iterator[str]:
         f"With the device full: {capacity.tokens_s_before:,.0f} -> {capacity.tokens_s_after:,.0f} tokens/s "
         f"(k = {capacity.k_after}){priced}."
     )
+
+
+def _levels(plan: Plan) -> Iterator[str]:
+    """What the levels in the table mean, and where they end."""
+    scenario, drafted = plan.scenario, plan.depths[1:]
+    used = {depth.ahead_level for depth in drafted}
+    if 1 in used:
+        yield "Level 1: while the target verifies, the drafter goes on as if all were accepted."
+    if 2 in used:
+        yield (
+            "Level 2: while the target verifies, the drafter goes on from the F likeliest outcomes at every accepted "
+            "length, in one batch."
+        )
+    if 0 in used:
+        first = next(depth.k for depth in drafted if not depth.ahead_level)
+        since = 1 + max((depth.k for depth in drafted if depth.ahead_level), default=0)
+        where = f"from k = {since} on" if since == first else "elsewhere"
+        step_s = scenario.step_s(scenario.sequences * (first + 1)) + scenario.rtt_s
+        block_s = (1 if scenario.one_pass else first) * scenario.draft_s(1, scenario.sequences)
+        yield f"Level 0, {where}: the drafter waits for the verdict." + (
+            f" A block of {first} would take it at least {1e3 * block_s:.0f} ms, a step hides {1e3 * step_s:.0f}."
+            if block_s > step_s
+            else " Nothing that goes ahead is faster there."
+        )
 
 
 def plan_picture(plan: Plan) -> str:
