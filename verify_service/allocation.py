@@ -19,6 +19,8 @@ ON, OFF = 1.05, 1.00
 """Speculation is switched on from such a ratio to plain decoding, off below such a one."""
 TAIL = 1.10
 """A step that plain rows share takes at most so many times a plain step."""
+FIRST = 1.03
+"""One that reads a prompt, whose first token waits for it: the whole of the time to it lies in such steps."""
 PROBE_SHARE = 0.02
 """Of the time, for looking at drafters that are not in use."""
 FEWEST_WORTH = 0.02
