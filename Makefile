@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROMPTS ?= evaluation/prompts.jsonl
 STAMP := $(VENV)/.installed
 
-.PHONY: run test setup model lint protos same-output numerics replay-equals-live gpu compose-test clean
+.PHONY: run test setup model lint protos same-output numerics replay-equals-live sanitize gpu compose-test clean
 
 run: setup model  ## the main job: the stack under Ray, six real prompts, plain against speculative
 	$(BIN)/python -m cluster.demo
@@ -52,6 +52,11 @@ numerics: setup model  ## 200 prompts: alone, in a batch, warm, in pieces, inter
 
 replay-equals-live: setup model  ## 50 prompts, two temperatures: replayed rounds against live ones, one by one
 	$(BIN)/python -m evaluation.replay_equals_live --prompts $(PROMPTS)
+
+sanitize: setup  ## compiled code with address and undefined-behaviour sanitizers, under the tests that call it
+	CXX=$(CURDIR)/tests/sanitizing_compiler ASAN_OPTIONS=detect_leaks=0 \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	$(BIN)/python -m pytest -q -s -p no:cacheprovider tests/unit/engine tests/unit/lookup tests/unit/sampling
 
 gpu: setup  ## parity, same output and step costs on a GPU, with a random 1B-shaped model
 	$(BIN)/python -m benchmarks.gpu

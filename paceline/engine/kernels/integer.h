@@ -95,7 +95,7 @@ void quantise(const float* x, int64_t inputs, Quantised* to) {
     const int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(low_q, high_q));
     to->scale = most / kMost;
     to->sum = to->scale * static_cast<float>(sum);
-    to->offset = -128 * sum;
+    to->offset = static_cast<int32_t>(-128u * static_cast<uint32_t>(sum));  // wraps where the row is no number
   }
 }
 
