@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from cluster.asking import record_of
+from cluster.words import lasting
 from gates.capacity import Memory
 from gates.check import Facts
 from gates.evidence import PLAIN, SPECULATIVE, from_record
@@ -63,8 +64,11 @@ async def run_pairs(
     size = max(load, _BLOCK)
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in _WAYS}
     await _block(client, requests[:2], SPECULATIVE, f"{mark}-warm", load, max_tokens, drafter)
+    begun = time.monotonic()
     for first in range(0, len(requests), size):
-        progress(f"request {first} of {len(requests)}, each plainly, speculatively, plainly again")
+        left_s = (time.monotonic() - begun) * (len(requests) - first) / max(first, 1)
+        left = f"; about {lasting(left_s)} left" if first else ""
+        progress(f"request {first} of {len(requests)}, each plainly, speculatively, plainly again{left}")
         part = requests[first : first + size]
         runs: dict[str, list[list[dict[str, Any]]]] = {way: [] for way in _WAYS}
         for repeat in range(repeats):

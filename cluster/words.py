@@ -11,3 +11,8 @@ def counted(number: int, noun: str) -> str:
 def clock(at: float) -> str:
     """A unix time as people here write it; 0 is the start."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at else "the start"
+
+
+def lasting(seconds: float) -> str:
+    """A time as somebody who waits wants to hear it."""
+    return f"{seconds / 60:.0f} min" if seconds >= 100 else f"{seconds:.0f} s"

@@ -520,9 +520,11 @@ async def test_plain_runs_lie_on_either_side_of_the_speculative_one(monkeypatch)
 
     monkeypatch.setattr(check_run, "_one", one)
     requests = [Asked(str(number), (("user", "a"),)) for number in range(12)]
+    said = []
     runs = await check_run.run_pairs(
-        None, requests, load=1, repeats=1, max_tokens=9, drafter="", progress=lambda _: None
+        None, requests, load=1, repeats=1, max_tokens=9, drafter="", progress=said.append
     )
+    assert said[1] == "request 6 of 12, each plainly, speculatively, plainly again; about 0 s left"
     turns = asked_for[2:]  # the warm-up
     assert [turns[first] for first in range(0, 36, 6)] == [
         "again", "speculative", "plain", "plain", "speculative", "again",
