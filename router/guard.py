@@ -22,7 +22,7 @@ from router.ledger.documents import check_fields
 from router.ledger.group import Arm, Group
 from router.ledger.keeper import Bins
 from router.ledger.store import Audit
-from router.ledger.sums import AT, Row, total
+from router.ledger.sums import AT, Row, add_to, total
 
 
 class GuardState(Enum):
@@ -78,7 +78,7 @@ class _Block:
         if known is None:
             self.rows[batch] = row.copy()
         else:
-            known += row
+            add_to(known, row)
         self.requests += int(row[AT["requests"]])
 
 
@@ -104,7 +104,7 @@ class _Recent:
         sums: dict[str, Row] = {}
         for block in list(self.blocks)[-length:]:
             for batch, row in block.rows.items():
-                sums[batch] = sums[batch] + row if batch in sums else row
+                sums[batch] = total((sums[batch], row)) if batch in sums else row
         return sums
 
 

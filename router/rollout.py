@@ -113,7 +113,7 @@ class _Way:
         for (metric, number), count in bins.items():
             if metric in self.bins:
                 self.bins[metric][number] = self.bins[metric].get(number, 0) + count
-        if self.requests > _MOST:
+        while self.requests > _MOST:
             self.requests //= 2
             self.speed = {name: value // 2 for name, value in self.speed.items()}
             self.bins = {

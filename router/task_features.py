@@ -83,7 +83,7 @@ _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("quoted", r"[\"“「『][^\"”」』]{20,}[\"”」』]", 0),
         ("blank line", r"\n\s*\n", 0),
         ("names", r"\b[A-Z][a-z]+ [A-Z][a-z]+", 0),
-        ("several numbers", r"\d+\D+\d+\D+\d+", 0),
+        ("several numbers", r"\d\D+\d+\D+\d", 0),  # no \d+ first: a long number would take its square
         ("how many", r"how (?:many|much|long|far|old|fast)\b|多少|几[个只人元米次天块]", re.IGNORECASE),
     )
 )

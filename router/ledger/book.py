@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from router.ledger.group import Group
-from router.ledger.sums import Row, no_sums, total
+from router.ledger.sums import Row, add_to, no_sums, total
 
 MINUTE_S, HOUR_S = 60, 3600
 WINDOWS: Mapping[str, int] = {"5m": 300, "1h": HOUR_S, "24h": 24 * HOUR_S, "7d": 7 * 24 * HOUR_S}
@@ -49,7 +49,7 @@ class Book:
             if known is None:
                 by_start[cell.start] = row.copy()
             else:
-                known += row
+                add_to(known, row)
         return changed
 
     def put(self, cell: Cell, row: Row) -> None:

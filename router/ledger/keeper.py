@@ -106,6 +106,8 @@ class Keeper:
         self.problem = ""
         self._clock = clock
         self._readers = readers
+        self.for_operators = frozenset(readers) - {judge.name for judge in judges}
+        """Names of the documents that others write; the judges write their own."""
         self._failing: set[str] = set()
         """Judges that failed when they were last asked: said once."""
         self._store = self._open(path)

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
+from paceline.errors import InvalidRequestError
 from router.ledger.book import HOUR_S, MINUTE_S, Book
 from router.ledger.group import Group
 from router.ledger.keeper import Batch, Bins, Keeper, News, Update
 from router.ledger.store import Audit
-from router.ledger.sums import AT, Row
+from router.ledger.sums import AT, Row, add_to
 
 _logger = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class Memory:
         self._sent_bins: dict[Group, dict[tuple[str, int], int]] = {}
         self._new_bins: dict[Group, dict[tuple[str, int], int]] = {}
         self._number = 0
+        self._is_refused = False  # the last batch was; said once
         self._epoch, self._version = "", 0
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
@@ -114,7 +116,7 @@ class Memory:
         books = (self._told, self._sent, self._new)
         row = books[0].window(name, now, books[0].matching(chosen))
         for book in books[1:]:
-            row += book.window(name, now, book.matching(chosen))
+            add_to(row, book.window(name, now, book.matching(chosen)))
         return row
 
     def groups(self) -> set[Group]:
@@ -130,6 +132,11 @@ class Memory:
             if cell.span == HOUR_S
         ]
         return sum(requests for _, requests in hours), min((start for start, _ in hours), default=None)
+
+    def forget(self) -> None:
+        """What no window reaches any more, of what could not be handed over, too."""
+        for book in (self._told, self._sent, self._new):
+            book.forget(self._clock())
 
     def start(self) -> None:
         """Begin to exchange with the writer."""
@@ -150,8 +157,19 @@ class Memory:
             self._number += 1
         batch = None
         if not self._is_empty(self._sent):
-            batch = Batch(self._source, self._number, _updates(self._sent, self._sent_bins))
-        news = await self._writer.exchange(batch, self._epoch, self._version)
+            batch = Batch(self._source, self._number, _updates(self._sent, self._sent_bins, self._clock()))
+        try:
+            news = await self._writer.exchange(batch, self._epoch, self._version)
+        except InvalidRequestError as error:
+            # Sent again it would be refused again, and everything behind it would wait for ever.
+            self._sent, self._sent_bins = Book(), {}
+            if not self._is_refused:
+                _logger.error(
+                    "the ledger refuses this router's sums: they are lost", extra={"problem": str(error)}
+                )
+            self._is_refused = True
+            return
+        self._is_refused = self._is_refused and batch is None
         # No await from here on: who reads sees either the sums sent or the ones told back, never both.
         self._sent, self._sent_bins = Book(), {}
         if news.epoch != self._epoch:
@@ -185,7 +203,7 @@ class Memory:
             if stopping:
                 return
             if self._clock() >= forget_at:
-                self._told.forget(self._clock())
+                self.forget()
                 forget_at = self._clock() + 10 * MINUTE_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -196,11 +214,15 @@ class Memory:
         return next(book.groups(), None) is None
 
 
-def _updates(book: Book, bins: Mapping[Group, Bins]) -> list[Update]:
-    """The rows of minutes; those of hours are the same sums again. A group's bins go with its first row."""
+def _updates(book: Book, bins: Mapping[Group, Bins], now: float) -> list[Update]:
+    """The rows of minutes that a window of minutes may still reach, and those of the hours before: together all sums, once.
+
+    So the sums of days without the writer are no more than it can take at once. A group's bins go with its first row.
+    """
+    minutes_from = (int(now // HOUR_S) - 1) * HOUR_S
     left = dict(bins)
     return [
         Update(cell.group, cell.start, row, left.pop(cell.group, {}))
         for cell, row in book.items()
-        if cell.span == MINUTE_S
+        if (cell.span == MINUTE_S) == (cell.start >= minutes_from)
     ]

@@ -6,17 +6,17 @@ The servicer is the keeper's; the client is a ``Writer`` for a router's memory.
 import asyncio
 import hashlib
 import time
-from collections.abc import Iterable, Iterator
 
 import grpc
 import numpy as np
 
-from paceline.errors import FieldViolation, InvalidRequestError, PacelineError
+from paceline.errors import InvalidRequestError
+from paceline.ranges import some
 from paceline.serving.channel import error_from_rpc, open_channel
 from paceline.v1 import ledger_pb2, ledger_pb2_grpc
 from router.ledger.book import Cell
-from router.ledger.documents import LAST_AT
-from router.ledger.group import GROUP_FIELDS, Arm, Group
+from router.ledger.countable import batch_violations, document_violations
+from router.ledger.group import GROUP_FIELDS, Group
 from router.ledger.keeper import Batch, Keeper, News, Update
 from router.ledger.store import Audit
 from router.ledger.sums import FIELDS, Row
@@ -24,7 +24,6 @@ from router.ledger.sums import FIELDS, Row
 SERVICE = ledger_pb2.DESCRIPTOR.services_by_name["LedgerService"].full_name
 _TIMEOUT_S = 5.0
 _DEFAULT_AUDITS = 20
-_ARMS = {arm.value for arm in Arm}
 _SHAPE = hashlib.blake2b(repr((FIELDS, GROUP_FIELDS)).encode(), digest_size=8).hexdigest()
 """Two programs that count different things must not mix."""
 
@@ -47,7 +46,7 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
                 "this ledger counts other things than the router: upgrade one of them",
             )
         if request.batch:
-            if wrong := [*_wrong(request.updates)]:
+            if wrong := [*some(batch_violations(request, time.time()), "updates")]:
                 raise InvalidRequestError(wrong)
             updates = [
                 Update(
@@ -74,6 +73,8 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
         self, request: ledger_pb2.PutDocumentRequest, context: object
     ) -> ledger_pb2.PutDocumentResponse:
         """See ledger.proto."""
+        if wrong := [*document_violations(request, self._keeper.for_operators)]:
+            raise InvalidRequestError(wrong)
         audit = Audit(time.time(), "rule", request.subject, request.words, {})
         written, value = await asyncio.wrap_future(
             self._keeper.replace_document(request.name, request.expected, request.value, [audit])
@@ -151,20 +152,6 @@ class RemoteKeeper:
         return [Audit(r.at, r.kind, r.subject, r.words, {}) for r in reply.records]
 
 
-def _wrong(updates: Iterable[ledger_pb2.LedgerUpdate]) -> Iterator[FieldViolation]:
-    """What the ledger could not count."""
-    for index, update in enumerate(updates):
-        path, values = f"updates[{index}]", update.group.values
-        if len(values) != len(GROUP_FIELDS):
-            yield FieldViolation(f"{path}.group", f"{len(values)} values; expected {len(GROUP_FIELDS)}")
-        elif (arm := values[GROUP_FIELDS.index("arm")]) not in _ARMS:
-            yield FieldViolation(f"{path}.group", f"arm {arm!r}; expected one of {', '.join(sorted(_ARMS))}")
-        if len(update.sums) != len(FIELDS):
-            yield FieldViolation(f"{path}.sums", f"{len(update.sums)} of them; expected {len(FIELDS)}")
-        if not 0 <= update.at < LAST_AT:
-            yield FieldViolation(f"{path}.at", f"{update.at!r}; expected unix time")
-
-
 def _group(group: Group) -> ledger_pb2.LedgerGroup:
     return ledger_pb2.LedgerGroup(values=group.values)
 
@@ -173,7 +160,7 @@ def _row(row: ledger_pb2.LedgerRow) -> Row:
     return np.array(row.sums, dtype=np.int64)
 
 
-def _away(error: grpc.aio.AioRpcError) -> OSError:
-    """For those who go on without the ledger, whatever is the matter with it."""
-    meant: PacelineError = error_from_rpc(error)
-    return OSError(str(meant))
+def _away(error: grpc.aio.AioRpcError) -> OSError | InvalidRequestError:
+    """For those who go on without the ledger, whatever is the matter with it; what it refuses is no matter of it."""
+    meant = error_from_rpc(error)
+    return meant if isinstance(meant, InvalidRequestError) else OSError(str(meant))

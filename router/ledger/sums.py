@@ -43,6 +43,8 @@ FIELDS = (
     *(f"accepted_{j}" for j in range(MAX_POSITIONS)),
 )
 TICK_S = 1e-5
+MOST = 2**62 - 1
+"""Sums stop here: one more of them than fits would make all of a window negative."""
 AT: Mapping[str, int] = {name: index for index, name in enumerate(FIELDS)}
 """Column of each field."""
 _DRAFTED, _ACCEPTED = AT["drafted_0"], AT["accepted_0"]
@@ -128,8 +130,14 @@ def total(rows: Iterable[Row]) -> Row:
     """Their sum."""
     result = no_sums()
     for row in rows:
-        result += row
+        add_to(result, row)
     return result
+
+
+def add_to(row: Row, more: Row) -> None:
+    """Add ``more`` to ``row``, neither of them negative nor beyond MOST."""
+    row += more
+    np.minimum(row, MOST, out=row)
 
 
 def drafted_by_position(row: Row) -> Row:

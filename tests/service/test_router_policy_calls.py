@@ -3,6 +3,8 @@
 import asyncio
 import math
 import sqlite3
+import time
+from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -15,12 +17,13 @@ from cluster.policy_words import in_words, ledger_in_words, rule_in_words
 from paceline.client import Client, Started, generate_request
 from paceline.config import RouterConfig, load_config
 from paceline.errors import InvalidRequestError, PeerLostError
+from paceline.serving.channel import error_from_rpc
 from paceline.testing.servers import running_server
 from paceline.types import Mode
 from paceline.v1 import ledger_pb2, ledger_pb2_grpc, router_pb2
 from router.ledger.remote import _SHAPE
 from router.ledger.service import create_server
-from router.ledger.sums import FIELDS
+from router.ledger.sums import AT, FIELDS
 from router.lot import drawn
 
 IDS = list(range(10, 60))
@@ -240,3 +243,74 @@ async def test_a_shared_ledger_refuses_what_it_could_not_count_or_read():
             ledger_pb2.ExchangeRequest(source="s", batch=1, updates=[good], fields=_SHAPE), timeout=5
         )
         assert len(taken.rows) == 2
+
+
+GROUP = ledger_pb2.LedgerGroup(values=["code", "", "ngram", "1", "coupled", "0", "1", "auto"])
+
+
+def _sums(**values: int) -> list[int]:
+    return [values.get(name, 0) for name in FIELDS]
+
+
+def _odd_sums(now: float) -> Iterator[tuple[str, ledger_pb2.ExchangeRequest]]:
+    """What a peer that counts wrongly might send, and the field that is to be named."""
+
+    def exchange(**changed: object) -> ledger_pb2.ExchangeRequest:
+        update = ledger_pb2.LedgerUpdate(group=GROUP, at=now, sums=_sums(requests=3))
+        request = ledger_pb2.ExchangeRequest(source="odd", batch=1, fields=_SHAPE)
+        for name, value in changed.items():
+            if hasattr(request, name):
+                setattr(request, name, value)
+            elif isinstance(value, list):
+                update.ClearField(name)  # type: ignore[arg-type]
+                getattr(update, name).extend(value)
+            else:
+                setattr(update, name, value)
+        request.updates.append(update)
+        return request
+
+    timed = [ledger_pb2.LedgerBin(metric="ttft", number=5, requests=1)]
+    yield "batch", exchange(batch=2**64 - 1)
+    yield "source", exchange(source="")
+    yield "source", exchange(source="x" * 10_000)
+    yield "updates[0].at", exchange(at=now + 3e8)
+    yield "updates[0].sums", exchange(sums=_sums(drafted=-1))
+    yield "updates[0].sums", exchange(sums=_sums(decode_ns=2**63 - 1))
+    yield "updates[0].sums", exchange(sums=_sums(requests=2**60))
+    yield "updates[0].bins", exchange(bins=[ledger_pb2.LedgerBin(metric="ttft", number=2**30, requests=1)])
+    yield "updates[0].bins", exchange(bins=[ledger_pb2.LedgerBin(metric="x" * 99, number=1, requests=1)])
+    yield "updates", exchange(bins=timed * 4)
+    yield "updates", exchange(bins=[ledger_pb2.LedgerBin(metric="ttft", number=5, requests=2**63)])
+    long = exchange()
+    long.updates[0].group.values[3] = "1" * 100_000
+    yield "updates[0].group", long
+    many = exchange()
+    many.updates.extend([many.updates[0]] * 20_000)
+    yield "updates", many
+
+
+async def test_one_routers_odd_sums_are_nobody_elses_trouble():
+    """Refused by the field's name and nothing of them kept; the others' sums reach the disk before and after."""
+    config = load_config(None, ["router.ledger.server.port=0", "router.ledger.server.metrics_port=off"])
+    async with (
+        running_server(create_server, config) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        stub = ledger_pb2_grpc.LedgerServiceStub(channel)
+        for batch, (field, odd) in enumerate(_odd_sums(time.time()), start=1):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stub.Exchange(odd, timeout=10)
+            refused = error_from_rpc(raised.value)
+            assert isinstance(refused, InvalidRequestError)
+            assert [violation.field for violation in refused.violations] == [field], refused
+            good = ledger_pb2.LedgerUpdate(group=GROUP, at=time.time(), sums=_sums(requests=1))
+            taken = await stub.Exchange(
+                ledger_pb2.ExchangeRequest(source="good", batch=batch, updates=[good], fields=_SHAPE),
+                timeout=5,
+            )
+            hours = [row for row in taken.rows if row.span == 3600]
+            assert sum(row.sums[AT["requests"]] for row in hours) == batch
+        for name in ("guard", "anything"):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stub.PutDocument(ledger_pb2.PutDocumentRequest(name=name, value="[]"), timeout=5)
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT

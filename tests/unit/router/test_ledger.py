@@ -433,6 +433,72 @@ def test_a_writer_that_lost_its_memory_is_believed():
     asyncio.run(scenario())
 
 
+def test_a_batch_that_the_writer_refuses_does_not_hold_up_the_next(caplog):
+    """Its sums are lost, which is said once; those behind it are counted."""
+
+    class Refusing(OwnKeeper):
+        refused = 0
+
+        async def exchange(self, batch, epoch, since):
+            if batch is not None and self.refused < 2:
+                self.refused += 1
+                raise InvalidRequestError.single("updates[0].at", "ahead")
+            return await super().exchange(batch, epoch, since)
+
+    async def scenario() -> None:
+        keeper = running("")
+        memory = Memory(Refusing(keeper))
+        for rounds in (1, 2, 4):
+            memory.add(group(), one(rounds=rounds))
+            await memory.exchange()
+        assert memory.window("1h", lambda g: True)[AT["rounds"]] == 4
+        keeper.stop()
+
+    asyncio.run(scenario())
+    assert caplog.text.count("they are lost") == 1
+
+
+def test_days_without_the_writer_are_handed_over_by_the_hour():
+    """Of a week only the last two hours go minute by minute, here and on the wire; no sum is missing."""
+
+    async def scenario() -> None:
+        now = time.time() - 3 * 86_400
+        taken: list[Batch] = []
+
+        class Away(OwnKeeper):
+            async def exchange(self, batch, epoch, since):
+                if now < time.time() - 60:
+                    raise OSError("away")
+                taken.append(batch)
+                return await super().exchange(batch, epoch, since)
+
+        keeper = running("")
+        memory = Memory(Away(keeper), clock=lambda: now)
+        minutes = 3 * 1440
+        for minute in range(minutes):
+            now += 60
+            memory.add(group(), one(rounds=1), {("ttft", 3): 1})
+            if not minute % 60:
+                memory.forget()
+        memory.add(group(), one(rounds=1))
+        await memory.exchange()
+        assert memory.window("7d", lambda g: True)[AT["rounds"]] == minutes + 1
+        assert len(taken[0].updates) < 72 + 121
+        assert sum(sum(update.bins.values()) for update in taken[0].updates) == minutes
+        keeper.stop()
+
+    asyncio.run(scenario())
+
+
+def test_sums_beyond_what_can_be_counted_stay_there():
+    """They do not become negative, in a row or in a window."""
+    book = Book()
+    for task in "abc":
+        for _ in range(3):
+            book.add(group(task), NOW, one(rounds=2**62 - 1))
+    assert book.window("1h", NOW, [group(task) for task in "abc"])[AT["rounds"]] == 2**62 - 1
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**40)), max_size=40), st.randoms())
 def test_the_order_of_updates_does_not_matter(updates, rng):

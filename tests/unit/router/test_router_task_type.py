@@ -80,6 +80,12 @@ def test_no_text_makes_it_slow(unit: str) -> None:
     assert best < 0.02
 
 
+def test_a_long_number_costs_no_more_than_a_long_word() -> None:
+    """Best of five each; looking for several numbers took the square of its length."""
+    number, word = (min(_seconds(sign * 100_000) for _ in range(5)) for sign in "1a")
+    assert number < 2 * word
+
+
 def _seconds(prompt: str) -> float:
     started = time.process_time()
     classify(prompt)
