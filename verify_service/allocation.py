@@ -74,9 +74,13 @@ def allocate(
     entries: list[_Entry] = []
     survivals: list[list[float]] = []
     fills: list[float] = []
+    reaches: list[float] = []
     any_on = settled = False
+    view, named = state.view(asking[0][0].drafter), ""
     for index, (row, track, bound) in enumerate(asking):
-        view = state.view(row.drafter)
+        if row.drafter != named:
+            view, named = state.view(row.drafter), row.drafter
+            reaches = view.reach
         fill = 1.0 if view.always else view.fill(track)
         survival = view.survival(track, row.prior, min(deepest, bound), least)
         survivals.append(survival)
@@ -90,8 +94,8 @@ def allocate(
         else:
             share = _ON_SHARE
         entries += [
-            (worth * share, index, position, fill * reach)
-            for position, (worth, reach) in enumerate(zip(survival, view.reach, strict=False))
+            (worth * share, index, position, fill * reaches[position])
+            for position, worth in enumerate(survival)
         ]
         if survival[-1] < least:
             entries.pop()
