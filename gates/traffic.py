@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.ranges import SAMPLING_NUMBERS
+from router.validate import MAX_STOP_CHARACTERS, MAX_STOPS
 
 _PROMPTS = ("text", "prompt", "messages", "turns", "raw")
 _NAMES = ("task_type", "task", "category")
@@ -102,6 +103,7 @@ def _prompt(row: Mapping[str, Any]) -> dict[str, Any]:
     text = _list(name, value)[0] if name == "turns" else value
     if not isinstance(text, str):
         raise TypeError(f"{name}: {text!r}; expected text")
+    _sendable(name, text)
     return {"raw": text} if name == "raw" else {"messages": (("user", text),)}
 
 
@@ -122,7 +124,7 @@ def _message(one: Any, index: int) -> tuple[str, str]:
         )
     if not isinstance(content, str):
         raise TypeError(f"{path}.content: {content!r}; expected text")
-    return role, content
+    return role, _sendable(f"{path}.content", content)
 
 
 def _task(row: Mapping[str, Any], task_types: Sequence[str]) -> str:
@@ -147,10 +149,28 @@ def _whole(row: Mapping[str, Any], name: str, *, at_least: int, bits: int = 32) 
 def _stop(row: Mapping[str, Any]) -> tuple[str, ...]:
     value = row.get("stop")
     texts = [value] if isinstance(value, str) else _list("stop", value or [])
+    if len(texts) > MAX_STOPS:
+        raise ValueError(f"stop: {len(texts)} texts; expected at most {MAX_STOPS}")
     for text in texts:
         if not isinstance(text, str) or not text:
             raise ValueError(f"stop: {text!r}; expected text, or a list of texts")
+        if len(text) > MAX_STOP_CHARACTERS:
+            raise ValueError(f"stop: {len(text)} characters; expected at most {MAX_STOP_CHARACTERS}")
+        _sendable("stop", text)
     return tuple(texts)
+
+
+def _sendable(name: str, text: str) -> str:
+    """JSON can say halves of characters, which no request can hold. Found here, not half an hour into a check."""
+    if not text:
+        raise ValueError(f"{name}: empty; expected text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name}: half of a character ({error.object[error.start]!a}); expected text"
+        ) from error
+    return text
 
 
 def _sampling(row: Mapping[str, Any]) -> dict[str, Any]:

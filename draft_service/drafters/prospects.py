@@ -84,7 +84,7 @@ def _moved(mean: float | None, value: float) -> float:
 
 def bucket_of(temperature: float) -> int:
     """Temperatures among which acceptance is much the same."""
-    return 0 if temperature == 0.0 else 1 + min(int(2 * temperature), 3)
+    return 0 if temperature == 0.0 else 1 + int(min(2 * temperature, 3))
 
 
 class Track:

@@ -25,7 +25,8 @@ def draw(weights: Weights, key: int, token_ids: Ids | None = None) -> int:
     """
     possible = np.flatnonzero(weights > 0)
     tokens = possible if token_ids is None else token_ids[possible]
-    arrivals = exponentials(key, tokens) / weights[possible]
+    with np.errstate(over="ignore"):  # beyond all numbers: it never comes
+        arrivals = exponentials(key, tokens) / weights[possible]
     return int(tokens[arrivals.argmin()])
 
 

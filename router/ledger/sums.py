@@ -61,8 +61,8 @@ def no_sums() -> Row:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Rounded once, here: sums of whole numbers do not depend on their order."""
-    return round(seconds * 1e9)
+    """Rounded once, here: sums of whole numbers do not depend on their order. A difference of clock readings is never below 0."""
+    return round(max(seconds, 0.0) * 1e9)
 
 
 class RoundSums:

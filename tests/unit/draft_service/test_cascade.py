@@ -1,5 +1,6 @@
 """A cascade: who answers a round, what it learns, and that quick answers never wait for the slower half."""
 
+import sys
 import threading
 
 import pytest
@@ -7,7 +8,7 @@ from test_draft_worker import Answers, ask, opening
 
 from draft_service.drafters import DraftRequest, Pass
 from draft_service.drafters.cascade import PROBE_RARELY, Cascade
-from draft_service.drafters.prospects import Positions, Record, RoundTime, Track
+from draft_service.drafters.prospects import Positions, Record, RoundTime, Track, bucket_of
 from draft_service.news import Close, Drafted, Extend
 from draft_service.worker import DraftWorker
 from paceline.errors import ConfigError
@@ -279,6 +280,13 @@ def test_guesses_are_judged_by_what_was_committed_later():
     other = Track(record, 0.0).survival(4)
     assert other[1] > 0.9, "a new sequence starts from what the others taught"
     assert 0.3 < Track(record, 1.0).survival(1)[0] < 0.8, "at another temperature nothing is known yet"
+
+
+def test_every_temperature_has_its_range():
+    """The greatest number, too, which the router takes: its double is none."""
+    assert [bucket_of(t) for t in (0.0, 5e-324, 0.4, 0.5, 1.0, 1.5, 1e30, sys.float_info.max)] == [
+        0, 1, 1, 2, 3, 4, 4, 4,
+    ]  # fmt: skip
 
 
 def test_counts_forget():

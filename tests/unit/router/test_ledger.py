@@ -24,7 +24,15 @@ from router.ledger.group import Group, batch_bucket, temperature_bucket
 from router.ledger.keeper import Batch, Keeper, Update
 from router.ledger.memory import Memory, OwnKeeper
 from router.ledger.store import KEPT_AUDITS, MIGRATIONS, Audit, Store
-from router.ledger.sums import AT, FIELDS, RoundSums, accepted_by_position, drafted_by_position, no_sums
+from router.ledger.sums import (
+    AT,
+    FIELDS,
+    RoundSums,
+    accepted_by_position,
+    drafted_by_position,
+    nanoseconds,
+    no_sums,
+)
 from router.ledger_set_up import open_keeper
 
 NOW = 1_800_000_000.0
@@ -488,6 +496,11 @@ def test_days_without_the_writer_are_handed_over_by_the_hour():
         keeper.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_time_below_nothing_counts_as_none():
+    """A difference of clock readings that rounding has made negative must not have a router's sums refused."""
+    assert [nanoseconds(seconds) for seconds in (-1e-9, 0.0, 1e-9)] == [0, 0, 1]
 
 
 def test_sums_beyond_what_can_be_counted_stay_there():
