@@ -56,9 +56,14 @@ def some(violations: Violations, path: str) -> Violations:
 
 
 def _logit_bias(logit_bias: Mapping[int, float], vocab_size: int) -> Violations:
-    for token_id, bias in sorted(logit_bias.items()):
+    wrong = [  # NaN is not within, either
+        (token_id, bias)
+        for token_id, bias in logit_bias.items()
+        if token_id >= vocab_size or not -100 <= bias <= 100
+    ]
+    for token_id, bias in sorted(wrong):
         path = f"sampling.logit_bias[{token_id}]"
         if token_id >= vocab_size:
             yield FieldViolation(path, f"no such token; the vocabulary ends at {vocab_size - 1}")
-        if not (math.isfinite(bias) and -100 <= bias <= 100):
+        if not -100 <= bias <= 100:
             yield FieldViolation(path, f"{bias}; expected a number in [-100, 100]")

@@ -6,7 +6,7 @@ Absolute position t counts from 0 at the first prompt token. Times are seconds.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Self
+from typing import Any, Self
 
 
 class Mode(Enum):
@@ -93,6 +93,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
+    prepared: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+    """What a sampler has made of the biases, so that it is made once a request; no part of the value."""
 
     @property
     def greedy(self) -> bool:

@@ -176,3 +176,21 @@ def test_top_p_on_a_large_vocabulary_equals_the_full_sort(top_p, scale):
     count = int((falling.cumsum(-1) - falling < top_p).sum())
     kept = processed_logprobs(logits, [row])[0].isfinite().nonzero().squeeze(-1)
     assert kept.tolist() == sorted(order[:count].tolist())
+
+
+def test_biases_are_read_once_a_request():
+    """A bias for every token costs ten milliseconds to read: not in each row of each step, while others wait."""
+
+    class Counted(dict):
+        read = 0
+
+        def values(self):
+            Counted.read += 1
+            return super().values()
+
+    params = SamplingParams(temperature=0.0, logit_bias=Counted({3: 5.0, 900: 1.0, 1: -100.0}))
+    rows = [TokenRow(params, 4 + position) for position in range(5)]
+    for _ in range(3):
+        chances = processed_logprobs(torch.zeros(5, 8), rows)
+        assert chances.argmax(-1).tolist() == [3] * 5
+    assert Counted.read == 1
