@@ -282,6 +282,24 @@ async def test_a_chat_of_thousands_of_turns_holds_nobody_up(
         assert (threads.pop() is not threading.main_thread()) is aside
 
 
+async def test_a_text_of_a_few_pages_holds_nobody_up(
+    served: tuple[Client, RunningVerify], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16,000 digits take the tokenizer 30 ms: beside the event loop; a short text is not worth a thread."""
+    from paceline.tokenizer import Tokenizer
+
+    threads = []
+
+    def seen(self: Tokenizer, text: str) -> list[int]:
+        threads.append(threading.current_thread())
+        return [1] * 2 * MAX_CONTEXT
+
+    monkeypatch.setattr(Tokenizer, "encode", seen)
+    for characters, aside in ((200, False), (3000, True)):
+        assert await violations(served[0], request(text="7" * characters))
+        assert (threads.pop() is not threading.main_thread()) is aside
+
+
 async def test_a_chat_with_every_private_character_is_answered(served: tuple[Client, RunningVerify]) -> None:
     """The template needs one character that the text does not use: without one there is an error, not a hang."""
     from paceline.errors import InvalidRequestError
