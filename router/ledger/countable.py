@@ -16,8 +16,8 @@ from router.ledger.documents import LAST_AT
 from router.ledger.group import GROUP_FIELDS, Arm
 from router.ledger.sums import AT, FIELDS, MOST
 
-MAX_UPDATES = 20_000
-"""Of a batch: some hundred groups over eight days of hours."""
+MAX_UPDATES = 100_000
+"""Of a batch: three hundred groups over eight days without the ledger, the last two hours by the minute."""
 MAX_CHARACTERS = 512
 """Of a name."""
 MAX_REQUESTS = 10**9

@@ -285,7 +285,7 @@ def _odd_sums(now: float) -> Iterator[tuple[str, ledger_pb2.ExchangeRequest]]:
     long.updates[0].group.values[3] = "1" * 100_000
     yield "updates[0].group", long
     many = exchange()
-    many.updates.extend([many.updates[0]] * 20_000)
+    many.updates.extend([ledger_pb2.LedgerUpdate()] * 100_000)
     yield "updates", many
 
 
