@@ -9,7 +9,7 @@ from paceline.errors import ConfigError
 from router.ledger.book import Cell
 from router.ledger.group import Group
 from router.ledger.store import Store
-from router.ledger.sums import Row, no_sums
+from router.ledger.sums import Row, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,7 @@ class LedgerFile:
 
     def total(self, wanted: Callable[[Group], bool]) -> Row:
         """Sums of all that is kept of the groups that are ``wanted``."""
-        result = no_sums()
-        for cell, row in self.rows:
-            if wanted(cell.group):
-                result += row
-        return result
+        return total(row for cell, row in self.rows if wanted(cell.group))
 
 
 def read_ledger(path: Path) -> LedgerFile:

@@ -110,17 +110,17 @@ class Keeper:
         """Names of the documents that others write; the judges write their own."""
         self._failing: set[str] = set()
         """Judges that failed when they were last asked: said once."""
-        self._store = self._open(path)
+        self._store, kept = self._open(path)
         self._book = Book()
         self._judges = judges
-        self._sources = self._store.sources()  # the last batch of each, and when it came
-        self._documents = self._readable(self._store.documents())
+        self._sources = kept.sources  # the last batch of each, and when it came
+        self._documents = self._readable(kept.documents)
         self._epoch = secrets.token_hex(8)
         self._version = 1
         self._row_versions: dict[Cell, int] = {}
         """In rising order: of a week's rows only those that changed are looked at."""
         self._document_versions = dict.fromkeys(self._documents, self._version)
-        for cell, row in self._store.rows():
+        for cell, row in kept.rows:
             self._book.put(cell, row)
             self._row_versions[cell] = self._version
         for judge in judges:
@@ -143,13 +143,13 @@ class Keeper:
         self._next_flush = self._next_step = self._next_forget = 0.0
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
 
-    def _open(self, path: str) -> Store:
+    def _open(self, path: str) -> tuple[Store, "_Kept"]:
         try:
-            return Store.opened(path)
+            return _opened(path)
         except (LedgerBusyError, sqlite3.Error, OSError) as error:
             self.problem = f"{path}: {error}"
             _logger.error("the ledger is kept in memory only", extra={"problem": self.problem})
-            return Store.opened("")
+            return _opened("")
 
     def _readable(self, documents: Mapping[str, str]) -> dict[str, str]:
         kept = {}
@@ -282,7 +282,7 @@ class Keeper:
                 self._do(work)
             now = time.monotonic()
             if now >= self._next_step:
-                self._step()
+                self._do(self._step)
                 self._next_step = now + STEP_S
             if now >= self._next_flush:
                 self._flush()
@@ -396,6 +396,25 @@ class Keeper:
         for done in waiting:
             if not done.cancelled():
                 done.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What the file holds."""
+
+    sources: dict[str, tuple[int, float]]
+    documents: dict[str, str]
+    rows: list[tuple[Cell, Row]]
+
+
+def _opened(path: str) -> tuple[Store, _Kept]:
+    """All of it is read here: a damaged file is one that cannot be used, and shows it only where it is damaged."""
+    store = Store.opened(path)
+    try:
+        return store, _Kept(store.sources(), store.documents(), [*store.rows()])
+    except BaseException:
+        store.close()
+        raise
 
 
 def _unreadable(name: str, why: str) -> InvalidRequestError:

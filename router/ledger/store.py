@@ -5,18 +5,19 @@ the last transactions with it (``synchronous = NORMAL``); it does not damage the
 """
 
 # ruff: noqa: S608  # only our own column names are put into statements
+import contextlib
 import fcntl
 import json
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 import numpy as np
 
-from router.ledger.book import Cell
+from router.ledger.book import HOUR_S, MINUTE_S, Cell
 from router.ledger.group import GROUP_FIELDS, Group
 from router.ledger.sums import (
     COUNTS,
@@ -85,7 +86,8 @@ class Store:
             return
         self._db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
         try:
-            self._check_not_anothers()  # first: nothing is written into, or put beside, what is somebody else's
+            with _sound():  # of a damaged file sqlite3 cannot even read what is wrong
+                self._check_not_anothers()  # first: nothing is written into, or put beside, what is somebody else's
             self._lock = _locked(path) if path else None
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
@@ -116,22 +118,22 @@ class Store:
     # --- reading, at the start ---
 
     def rows(self) -> Iterator[tuple[Cell, Row]]:
-        """Everything that is kept."""
+        """Everything that is kept. Raises sqlite3.Error where the file is damaged."""
         columns = ", ".join(
             (*GROUP_FIELDS, "span", "start", *_SCALARS, "drafted_by_position", "accepted_by_position")
         )
         for found in self._db.execute(f"SELECT {columns} FROM sums JOIN groups ON groups.id = group_id"):
-            names, rest = found[: len(GROUP_FIELDS)], found[len(GROUP_FIELDS) :]
-            row = no_sums()
-            row[: len(_SCALARS)] = rest[2:-2]
-            for part, text in ((drafted_by_position(row), rest[-2]), (accepted_by_position(row), rest[-1])):
-                values = json.loads(text)
-                part[: len(values)] = values
-            yield Cell(Group(*names), rest[0], rest[1]), row
+            with _sound():
+                cell, row = _read(found)
+            yield cell, row
 
     def sources(self) -> dict[str, tuple[int, float]]:
         """The last batch taken from each source, and when."""
-        return {name: (batch, at) for name, batch, at in self._db.execute("SELECT * FROM sources")}
+        with _sound():
+            return {
+                str(name): (int(batch), float(at))
+                for name, batch, at in self._db.execute("SELECT * FROM sources")
+            }
 
     def documents(self) -> dict[str, str]:
         """State of guard and rules, as their owners wrote it."""
@@ -247,6 +249,27 @@ class Store:
 
 
 _PUT_ROW = f"INSERT OR REPLACE INTO sums VALUES ({', '.join('?' * (5 + len(_SCALARS)))})"
+
+
+@contextlib.contextmanager
+def _sound() -> Iterator[None]:
+    """What a damaged file holds may be of any kind. Raises sqlite3.DatabaseError."""
+    try:
+        yield
+    except (ValueError, TypeError, OverflowError) as error:
+        raise sqlite3.DatabaseError(f"damaged: {error}") from error
+
+
+def _read(found: Sequence[Any]) -> tuple[Cell, Row]:
+    names, rest = found[: len(GROUP_FIELDS)], found[len(GROUP_FIELDS) :]
+    row = no_sums()
+    row[: len(_SCALARS)] = rest[2:-2]
+    for part, text in ((drafted_by_position(row), rest[-2]), (accepted_by_position(row), rest[-1])):
+        values = json.loads(text)
+        part[: len(values)] = values
+    if (span := int(rest[0])) not in (MINUTE_S, HOUR_S):
+        raise ValueError(f"a row of {span} s")
+    return Cell(Group(*map(str, names)), span, int(rest[1])), row
 
 
 def _trimmed(values: Row) -> str:

@@ -636,6 +636,37 @@ def test_documents_in_the_file_that_nobody_can_read_are_gone_on_without(tmp_path
     store.close()
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE sums SET accepted_by_position = '[1, '",
+        "UPDATE sums SET accepted_by_position = x'90'",
+        "UPDATE sums SET drafted_by_position = '7'",
+        "UPDATE sums SET drafted = 'many'",
+        "UPDATE sums SET span = 7",
+        "UPDATE sources SET batch = 'last'",
+        "UPDATE sources SET at = 'yesterday'",
+    ],
+)
+def test_a_damaged_file_is_gone_on_without(tmp_path, damage):
+    """As one that cannot be opened: the router starts, and says why it counts in memory; the file stays as it is."""
+    path = tmp_path / "ledger.sqlite"
+    update = Update(group(), time.time(), one(rounds=3))
+    keeper = running(path)
+    keeper.take(Batch("router", 1, [update])).result(10)
+    keeper.stop()
+    with sqlite3.connect(path) as db:
+        db.execute(damage)
+    db.close()
+    keeper = running(path)
+    assert str(path) in keeper.problem
+    keeper.take(Batch("router", 1, [update])).result(10)
+    keeper.stop()
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT count(*) FROM sums").fetchone() == (2,)
+    db.close()
+
+
 def test_who_does_not_wait_any_longer_stops_nothing():
     """Cancelled before its turn: looked up, put or taken, the next one is answered."""
     keeper = Keeper("")
