@@ -43,6 +43,7 @@ FIELDS = (
     *(f"accepted_{j}" for j in range(MAX_POSITIONS)),
 )
 TICK_S = 1e-5
+_LONGEST_S = 1e9  # what is more was not measured, and would not fit
 MOST = 2**62 - 1
 """Sums stop here: one more of them than fits would make all of a window negative."""
 AT: Mapping[str, int] = {name: index for index, name in enumerate(FIELDS)}
@@ -62,7 +63,7 @@ def no_sums() -> Row:
 
 def nanoseconds(seconds: float) -> int:
     """Rounded once, here: sums of whole numbers do not depend on their order. A difference of clock readings is never below 0."""
-    return round(max(seconds, 0.0) * 1e9)
+    return round(min(max(0.0, seconds), _LONGEST_S) * 1e9)
 
 
 class RoundSums:

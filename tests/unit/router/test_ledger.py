@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import random
 import signal
@@ -498,9 +499,10 @@ def test_days_without_the_writer_are_handed_over_by_the_hour():
     asyncio.run(scenario())
 
 
-def test_a_time_below_nothing_counts_as_none():
-    """A difference of clock readings that rounding has made negative must not have a router's sums refused."""
-    assert [nanoseconds(seconds) for seconds in (-1e-9, 0.0, 1e-9)] == [0, 0, 1]
+def test_a_time_that_cannot_be_counts_as_one_that_can():
+    """A difference of clock readings that rounding has made negative must not have a router's sums refused, nor nonsense end a request."""
+    assert [nanoseconds(seconds) for seconds in (-1e-9, 0.0, 1e-9, math.nan)] == [0, 0, 1, 0]
+    assert nanoseconds(1e300) == nanoseconds(math.inf) == 10**18
 
 
 def test_sums_beyond_what_can_be_counted_stay_there():
