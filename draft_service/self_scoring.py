@@ -127,7 +127,9 @@ class Scorer:
         scope = self._text.scope if twin else ""
         try:
             scoring = Scoring(drafter, self._text, self._k, next(self._handles), scope=scope)
-        except CapacityError:
+        except Exception as error:  # no room; or anything else, on the thread that serves everybody
+            if not isinstance(error, CapacityError):
+                log.error("scoring by drafter %s failed: %s", name, words(error))
             self.dropped += 1
             return None
         self._job = _Job(self._text, name, scoring)
@@ -135,10 +137,13 @@ class Scorer:
 
     def _end(self, job: _Job) -> None:
         self._job = None
-        job.scoring.close()
         drafter, twin = self._drafters[job.drafter]
-        while twin and tidy(drafter):
-            pass
+        try:
+            job.scoring.close()
+            while twin and tidy(drafter):
+                pass
+        except Exception as error:
+            log.error("drafter %s failed to close a text: %s", job.drafter, words(error))
 
 
 class SelfScores:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -206,6 +207,31 @@ def test_a_drafter_that_raises_costs_its_text_and_no_other():
         scorer.piece()
     assert [origin.sequence_id for origin, *_ in published.scores] == [2]
     assert (scorer.dropped, drafter.opened) == (1, set())
+
+
+@pytest.mark.parametrize("call", ["open", "close"])
+def test_a_drafter_that_cannot_open_or_close_for_scoring_serves_on(run, monkeypatch, call):
+    """The thread is everybody's: what was only to be scored is dropped, questions are answered."""
+    drafter, published = ScriptedDrafter(count_up), Published()
+    usual = getattr(drafter, call)
+
+    def failing(handle):
+        if handle < 0:
+            raise ValueError("not below nothing")
+        usual(handle)
+
+    monkeypatch.setattr(drafter, call, failing)
+    scorer = scorer_of(drafter, published)
+    worker = run(drafter, scorer)
+    for number in (1, 2, 3):
+        worker.post([opening(number, [5, 6, 7], number=number)])
+        seen(worker)
+        worker.post([Close(number)])
+        seen(worker)
+        for _ in range(1000):
+            if not scorer.pending:
+                break
+            time.sleep(0.005)
 
 
 def settings(tmp_path, **scores):
