@@ -141,12 +141,29 @@ class DraftWorker:
             if news is None:
                 return
             self._busy_since = self._clock()
-            self._apply(news)
-            for name in self._drafters:
-                self._draft(name)
-            if not self._asking:
-                self._draft_ahead()
+            try:
+                self._apply(news)
+                for name in self._drafters:
+                    self._draft(name)
+                if not self._asking:
+                    self._draft_ahead()
+            except Exception as error:  # against every contract; the thread must live on
+                self._refuse_all(news, error)
             self._busy_since = None
+
+    def _refuse_all(self, news: Sequence[Event], error: Exception) -> None:
+        """Where a turn broke off is not known: all sequences lose their drafter here, none of them its request."""
+        log.error("a turn of the drafters' thread %s failed: %s", self.name, words(error))
+        log.debug("where it failed", exc_info=error)
+        deliver = {event.handle: event.deliver for event in news if isinstance(event, Open)}
+        deliver |= {handle: sequence.opening.deliver for handle, sequence in self._sequences.items()}
+        batch = Batch()
+        for handle, send in deliver.items():
+            self._forget(handle)
+            batch.add(send, Refused(handle, RefusalReason.INTERNAL, words(error)))
+        self._asking.clear()
+        self._looking.clear()
+        batch.send()
 
     def _take(self) -> list[Event] | None:
         """All news since the last time, closes first so that their room is there for the opens; None to end.

@@ -6,7 +6,7 @@ import pytest
 from test_draft_worker import Answers
 
 from draft_service.drafters.base import Branch
-from draft_service.news import Close, Drafted, Extend, Open, Question
+from draft_service.news import Close, Drafted, Extend, Open, Question, Refused
 from draft_service.worker import DraftWorker
 from paceline.link import Lookahead
 from paceline.types import SamplingParams
@@ -188,3 +188,21 @@ def test_a_drafter_of_a_lower_level_is_not_asked_for_more(run, answers):
     answers.wait(1)
     assert worker.stop(5)
     assert len(answers.all()) == 1
+
+
+def test_a_drafter_that_cannot_even_give_up_costs_its_sequences_and_no_thread(run, answers, monkeypatch):
+    """They are refused, so that they go on plainly at once; the next one is served."""
+    drafter = AheadScript(fails=True)
+
+    def failing(handle):
+        raise KeyError(handle)
+
+    monkeypatch.setattr(drafter, "abandon", failing)
+    worker = run(drafter)
+    opened(worker, answers, question(2, fan=1))
+    block, refused = answers.wait(2)
+    assert isinstance(block, Drafted)
+    assert isinstance(refused, Refused)
+    assert not worker.num_sequences
+    opened(worker, answers, question(0))
+    assert plain(answers.wait(3)[2]) == (2, (), [3, 4, 5])
