@@ -394,7 +394,7 @@ class Keeper:
             self._dirty_documents.clear()
             self._gone, self._audits, self._forget_before = [], [], None
         for done in waiting:
-            if not done.cancelled():
+            with contextlib.suppress(InvalidStateError):  # given up meanwhile, by another thread
                 done.set_result(None)
 
 

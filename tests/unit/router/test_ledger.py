@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -676,6 +677,25 @@ def test_who_does_not_wait_any_longer_stops_nothing():
         assert done.cancel()
     keeper.start()
     assert keeper.news().result(10).documents == {"a": "b"}
+    keeper.stop()
+
+
+def test_who_gives_up_in_the_moment_of_the_answer_stops_nothing():
+    """The writer's thread is everybody's."""
+
+    class GivesUp(Future):
+        def cancelled(self):
+            found = super().cancelled()
+            self.cancel()
+            return found
+
+        def set_result(self, result):
+            self.cancel()
+            super().set_result(result)
+
+    keeper = running("")
+    keeper.call(lambda _book, _now: keeper._unwritten.append(GivesUp())).result(10)
+    keeper.take(Batch("router", 1, [Update(group(), time.time(), one(rounds=1))])).result(10)
     keeper.stop()
 
 
