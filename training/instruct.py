@@ -20,6 +20,7 @@ from training.generate import Generator, Job
 from training.prompts import Prompt
 
 _FEWEST_CHARACTERS = 12
+_TRIES = 20  # answers for each prompt that is wanted: a target that is no chat model ends no turn
 
 
 def opening(tokenizer: Tokenizer) -> list[int]:
@@ -32,12 +33,12 @@ def opening(tokenizer: Tokenizer) -> list[int]:
 def instructions(
     generator: Generator, tokenizer: Tokenizer, eos: frozenset[int], *, seed: int, count: int
 ) -> Iterator[str]:
-    """At most ``count`` user turns that the target has brought to an end, each text once."""
+    """At most ``count`` user turns that the target has brought to an end, each text once; fewer where few are."""
     ids = opening(tokenizer)
     nothing = Prompt("own", "target", "")
     jobs = (
         Job(nothing, ids, SamplingParams(temperature=1.0, top_p=0.95, seed=seed + number))
-        for number in itertools.count()
+        for number in range(_TRIES * count)
     )
     said: set[str] = set()
     for answer in generator.run(jobs):
@@ -46,7 +47,7 @@ def instructions(
         if written[-1] in eos and len(text) >= _FEWEST_CHARACTERS and text not in said:
             said.add(text)
             yield text
-        if len(said) == count:
+        if len(said) >= count:
             return
 
 
