@@ -18,9 +18,8 @@ from verify_service.prices import Model, Prices
 ON, OFF = 1.05, 1.00
 """Speculation is switched on from such a ratio to plain decoding, off below such a one."""
 TAIL = 1.10
-"""A step that plain rows share takes at most so many times a plain step."""
-FIRST = 1.03
-"""One that reads a prompt, whose first token waits for it: the whole of the time to it lies in such steps."""
+"""A step that plain rows share, or that reads a prompt whose first token waits for it, takes at most so many times what it would
+take without guesses."""
 PROBE_SHARE = 0.02
 """Of the time, for looking at drafters that are not in use."""
 FEWEST_WORTH = 0.02

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paceline.types import DepthReason
-from verify_service.allocation import FEWEST_WORTH, FIRST, TAIL
+from verify_service.allocation import FEWEST_WORTH, TAIL
 from verify_service.facts import Ready, State
 from verify_service.prices import Model
 
@@ -38,7 +38,7 @@ def trim(
     base_rows = prompt_rows + fixed_rows
     prices = model.prices(state, num_sequences, num_sequences + base_rows + len(entries) + 1)
     base_s = prices.step_s(base_rows)
-    guard_s = base_s * (FIRST if prompt_rows else TAIL if num_plain else 0.0)
+    guard_s = TAIL * base_s if num_plain or prompt_rows else 0.0
     # Time is worth what it yields on average, over rounds with a block and without: a round that has one is no reason to
     # value time more. So not the best rate of this step, but the most tokens beyond what its time is worth.
     rate = state.rate or num_sequences / base_s

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.types import AcceptancePrior, DepthReason
-from verify_service.allocation import FIRST, TAIL
+from verify_service.allocation import TAIL
 from verify_service.belief import ZERO_ROUNDS, DrafterTrack, Look, Track, View
 from verify_service.controller import decide
 from verify_service.costs import table_of
@@ -175,15 +175,15 @@ def test_plain_rows_bound_the_step() -> None:
 
 
 def test_a_prompt_bounds_the_step() -> None:
-    """A first token waits for the steps that read its prompt: draft rows beside them make them 1.03 times as long, at most."""
+    """A first token waits for the steps that read its prompt: draft rows beside them make them a tenth longer, at most."""
     run = Run()
     run.rounds(40, agreed=4)
-    ready = [Ready(1, 4, fixed=False)]
-    assert trim(run.model, run.state, ready, 1, 0, num_plain=0)[1] == (4, None)
+    ready = [Ready(1, 8, fixed=False)]
+    assert trim(run.model, run.state, ready, 1, 0, num_plain=0)[1] == (8, None)
     for prompt_rows in (4, 30):
         k, reason = trim(run.model, run.state, ready, 1, prompt_rows, num_plain=0)[1]
-        times = run.model.times(run.state, 1, 1 + prompt_rows + 4)
-        assert times[prompt_rows + k] <= FIRST * times[prompt_rows] < times[prompt_rows + k + 1]
+        times = run.model.times(run.state, 1, 1 + prompt_rows + 8)
+        assert times[prompt_rows + k] <= TAIL * times[prompt_rows] < times[prompt_rows + k + 1]
         assert reason is DepthReason.TAIL
 
 
