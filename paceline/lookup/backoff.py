@@ -11,11 +11,12 @@ microseconds and always has a guess, and where two rows cost a step what one doe
         chances uint8      its probability, in 255ths
 """
 
+import ctypes
 import json
+from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,9 @@ from safetensors.numpy import load_file
 
 from paceline.errors import ConfigError
 from paceline.lookup.base import Weighed
+from paceline.lookup.native import Answer, Handle, native_library
 from paceline.lookup.trust import Cell, Luck, Path
+from paceline.ranges import MAX_K
 
 Array = NDArray[np.generic]
 
@@ -63,10 +66,11 @@ class BackoffTable:
             raise ConfigError(f"{directory} holds no back-off table: {error}") from error
         self.order: int = self.settings["order"]
         self._num_slots = len(checks)
+        self.arrays = tuple(np.ascontiguousarray(array) for array in (checks, tokens, chances))
         # Views of plain integers: an element of a numpy array takes four times as long.
-        self._checks = memoryview(checks.tobytes()).cast("I")
-        self._tokens = memoryview(tokens.tobytes()).cast("I")
-        self._chances = chances.tobytes()
+        self._checks = self.arrays[0].data.cast("B").cast("I")
+        self._tokens = self.arrays[1].data.cast("B").cast("I")
+        self._chances = self.arrays[2].data
         self.vocab_size = 1 + max(tokens[checks != 0].tolist(), default=-1)
         """One more than the largest token that it can guess."""
 
@@ -128,44 +132,39 @@ def _kept(name: str, array: Array, kind: str) -> Array:
     return kept
 
 
-@dataclass(slots=True)
-class _Text:
-    length: int = 0
-    luck: Luck = field(default_factory=Luck)
-    path: Path = field(default_factory=Path)
+class BackoffText(Protocol):
+    """One text. ``PlainTexts`` and ``NativeTexts`` make them, of one meaning."""
+
+    def guess(self, new: Sequence[int], k: int) -> Weighed:
+        """The text has gone on by ``new``: learn from that, and look up token after token, each from the ones before it."""
 
 
 class BackoffLookup:
     """See the module. One table for all texts; nothing of a text is remembered but how guesses fared."""
 
-    def __init__(self, name: str, table: BackoffTable, *, version: str, min_probability: float) -> None:
+    def __init__(
+        self, name: str, table: BackoffTable, *, version: str, min_probability: float, native: bool = True
+    ) -> None:
+        """``native`` False: in Python even where there is a compiler, to compare."""
         self.name = name
         self.version = version
-        self._table = table
-        self._min_probability = min_probability
-        self._cells: dict[tuple[int, int], Cell] = {}
-        self._texts: dict[int, _Text] = {}
+        library = native_library() if native else None
+        self._new: PlainTexts | NativeTexts = (
+            PlainTexts(table, min_probability)
+            if library is None
+            else NativeTexts(library, table, min_probability)
+        )
+        self._texts: dict[int, tuple[BackoffText, int]] = {}  # and its length
 
     def open(self, handle: int) -> None:
         """Start an empty text."""
-        self._texts[handle] = _Text()
+        self._texts[handle] = self._new.text(), 0
 
     def guess(self, handle: int, token_ids: Sequence[int], *, prompt_len: int, scope: str, k: int) -> Weighed:
         """Token after token, each from the ones before it, guessed ones included."""
-        text, table = self._texts[handle], self._table
-        text.path.settle(token_ids[text.length :], text.luck)
-        text.length = len(token_ids)
-        context, path, factor = [*token_ids[-table.order :]], Path(), text.luck.factor
-        while len(path.token_ids) < k:
-            found = table.next(context)
-            if found is None:
-                break
-            token, chance, length = found
-            if not path.add(token, self._cell(length, chance), chance, factor, self._min_probability):
-                break
-            context.append(token)
-        text.path = path
-        return path.weighed()
+        text, length = self._texts[handle]
+        self._texts[handle] = text, len(token_ids)
+        return text.guess(token_ids[length:], min(k, MAX_K))
 
     def close(self, handle: int) -> None:
         """Forget it."""
@@ -175,9 +174,87 @@ class BackoffLookup:
         """Nothing is kept beyond a request."""
         return False
 
-    def _cell(self, length: int, chance: float) -> Cell:
+
+# --- in Python ------------------------------------------------------------------------------------------------------
+
+
+class PlainTexts:
+    """Texts with one table, and one record of how its guesses fared."""
+
+    def __init__(self, table: BackoffTable, min_probability: float) -> None:
+        self.table = table
+        self.min_probability = min_probability
+        self._cells: dict[tuple[int, int], Cell] = {}
+
+    def text(self) -> BackoffText:
+        """An empty one."""
+        return _PlainText(self)
+
+    def cell(self, length: int, chance: float) -> Cell:
+        """The record of guesses by so many tokens of context and of such a chance."""
         key = (length, int(chance * _BUCKETS))
         cell = self._cells.get(key)
         if cell is None:
-            cell = self._cells[key] = [_STRENGTH * chance, _STRENGTH * chance]
+            start = _STRENGTH * (chance or 1.0)
+            cell = self._cells[key] = [start, start]
         return cell
+
+
+class _PlainText:
+    def __init__(self, texts: PlainTexts) -> None:
+        self._texts = texts
+        self._context: list[int] = []
+        self._luck, self._path = Luck(), Path()
+
+    def guess(self, new: Sequence[int], k: int) -> Weighed:
+        """See BackoffText."""
+        texts = self._texts
+        table, bar = texts.table, texts.min_probability
+        self._path.settle(new, self._luck)
+        self._context = [*self._context, *new][-table.order :]
+        context, path, factor = self._context.copy(), Path(), self._luck.factor
+        while len(path.token_ids) < k:
+            found = table.next(context)
+            if found is None:
+                break
+            token, chance, length = found
+            if not path.add(token, texts.cell(length, chance), chance, factor, bar):
+                break
+            context.append(token)
+        self._path = path
+        return path.weighed()
+
+
+# --- compiled -------------------------------------------------------------------------------------------------------
+
+
+class NativeTexts:
+    """The same over ``lookup.cpp``."""
+
+    def __init__(self, library: ctypes.CDLL, table: BackoffTable, min_probability: float) -> None:
+        self.library = library
+        self.min_probability = min_probability
+        self._arrays = table.arrays  # compiled code reads them where they are
+        addresses = [array.ctypes.data for array in self._arrays]
+        self.table = Handle(library, "backoff", *addresses, len(self._arrays[0]), table.order)
+        self.answer = Answer()
+
+    def text(self) -> BackoffText:
+        """An empty one. Raises MemoryError."""
+        return _NativeText(self, Handle(self.library, "backoff_text"))
+
+
+class _NativeText:
+    __slots__ = ("_text", "_texts")
+
+    def __init__(self, texts: NativeTexts, text: Handle) -> None:
+        self._texts, self._text = texts, text
+
+    def guess(self, new: Sequence[int], k: int) -> Weighed:
+        """See BackoffText."""
+        texts, tokens, answer = self._texts, array("i", new), self._texts.answer
+        made = texts.library.backoff_guess(
+            texts.table.pointer, self._text.pointer, tokens.buffer_info()[0], len(tokens),
+            k, texts.min_probability, answer.tokens_at, answer.probabilities_at,
+        )  # fmt: skip
+        return answer.weighed(made)

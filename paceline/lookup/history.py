@@ -1,28 +1,24 @@
 """Texts to look things up in: what followed, the last times these tokens stood there?
 
-Two implementations of one meaning: ``NativeHistory`` over ``history.cpp``, and ``PlainHistory`` in Python, which serves
+Two implementations of one meaning: ``NativeHistory`` over ``history.h``, and ``PlainHistory`` in Python, which serves
 where there is no compiler and is the truth that tests hold the other one to. ``new_history`` picks.
 """
 
 import ctypes
-import logging
 from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Protocol
 
-from paceline.compiled import NotCompiledError, load_compiled
-
-log = logging.getLogger(__name__)
+from paceline.lookup.native import native_library
 
 BLOCK = 16
 """A piece takes a header and its tokens, rounded up to so many places."""
 MAX_FOUND = 32
 """Places that vote, at most: the newest ones."""
-_MAX_STEPS = 256
+MAX_STEPS = 256
+"""Places that are looked at, at most: most of a chain may be of other contexts, or of other scopes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +179,11 @@ class NativeHistory:
         if handle:
             self._library.history_free(handle)
 
+    @property
+    def handle(self) -> int | None:
+        """For other compiled code."""
+        return self._handle
+
     def begin(self, length: int, scope: int) -> int:
         """See History."""
         forgotten: int = self._library.history_begin(self._handle, length, scope)
@@ -211,7 +212,7 @@ class NativeHistory:
         out, stride = self._out, 4 * self._max_k
         address = out.buffer_info()[0]
         made: int = self._library.history_guess(
-            self._handle, tokens.buffer_info()[0], len(tokens), scope, own, MAX_FOUND, _MAX_STEPS, k,
+            self._handle, tokens.buffer_info()[0], len(tokens), scope, own, MAX_FOUND, MAX_STEPS, k,
             address, address + stride, address + 2 * stride, ctypes.byref(self._match),
         )  # fmt: skip
         most = self._max_k
@@ -221,26 +222,6 @@ class NativeHistory:
             out[2 * most : 2 * most + made].tolist(),
             self._match.value,
         )
-
-
-@cache
-def native_library() -> ctypes.CDLL | None:
-    """The compiled core; None where there is none (said once in the log)."""
-    try:
-        library = load_compiled(Path(__file__).with_name("history.cpp"))
-    except NotCompiledError as error:
-        log.warning("look-ups in Python, some 30 times slower", extra={"why": str(error)})
-        return None
-    pointer, word, number = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int
-    library.history_make.restype = pointer
-    library.history_make.argtypes = [word, number, pointer, number]
-    library.history_free.argtypes = [pointer]
-    library.history_begin.argtypes = [pointer, word, word]
-    library.history_append.argtypes = [pointer, pointer, word]
-    library.history_guess.argtypes = [
-        pointer, pointer, number, word, number, number, number, number, pointer, pointer, pointer, pointer,
-    ]  # fmt: skip
-    return library
 
 
 def native_bytes(capacity: int, num_levels: int, log_buckets: int) -> int:

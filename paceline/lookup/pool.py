@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
-from paceline.lookup.history import BLOCK, NOTHING, Continuation, sized_history
+from paceline.lookup.history import BLOCK, NOTHING, Continuation, NativeHistory, sized_history
 
 _LEVELS = (2, 6)
 _SLICE = 128
@@ -56,6 +56,13 @@ class Pool:
         """See History."""
         known = self._ids.get(scope)
         return self._history.after(context, known[0], k) if known else NOTHING
+
+    def native(self, scope: str) -> tuple[int | None, int]:
+        """(history for compiled code, None where it has nothing of ``scope``; the scope's number)."""
+        known = self._ids.get(scope)
+        if known is None or not isinstance(self._history, NativeHistory):
+            return None, 0
+        return self._history.handle, known[0]
 
     def _entered(self, scope: str) -> int:
         known = self._ids.get(scope)

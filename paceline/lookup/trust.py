@@ -69,6 +69,8 @@ class Path:
     """The same, corrected: given that those before it are right."""
     probabilities: list[float] = field(default_factory=list)
     """That a guess and all before it are right, with the luck of this text."""
+    worth: float = 0.0
+    """Guesses expected to be right."""
 
     def add(self, token_id: int, cell: Cell, share: float, factor: float, bar: float) -> bool:
         """One more guess, unless the path gets less likely than ``bar``; whether it was added."""
@@ -83,6 +85,7 @@ class Path:
         self.shares.append(share)
         self.chances.append(chance)
         self.probabilities.append(probability)
+        self.worth += probability
         return True
 
     def settle(self, new: Sequence[int], luck: Luck) -> None:
@@ -99,8 +102,3 @@ class Path:
     def weighed(self) -> Weighed:
         """The guesses as others see them."""
         return Weighed(self.token_ids, self.probabilities)
-
-    @property
-    def worth(self) -> float:
-        """Guesses expected to be right."""
-        return sum(self.probabilities)

@@ -1,6 +1,7 @@
 """The back-off table: what training counted is what look-ups find; a directory that is none is refused in words."""
 
 import json
+import random
 from collections import defaultdict
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from safetensors.numpy import save_file
 from paceline.config import DrafterConfig
 from paceline.errors import ConfigError
 from paceline.lookup import build_lookup
-from paceline.lookup.backoff import SETTINGS, WEIGHTS, BackoffLookup, BackoffTable
+from paceline.lookup.backoff import SETTINGS, WEIGHTS, BackoffLookup, BackoffTable, check_of, hash_of
+from paceline.lookup.native import native_library
 from training import backoff
 from training.answers import Answer
 
@@ -87,6 +89,45 @@ def test_guesses_follow_each_other_and_get_unlikely(tmp_path: Path) -> None:
         text = [*text, 99, 2]
         after = lookup.guess(1, text, prompt_len=1, scope="", k=4)
     assert after.token_ids == [], "the table was wrong here again and again"
+
+
+@pytest.mark.skipif(native_library() is None, reason="no C++ compiler at hand")
+@pytest.mark.parametrize("order", [1, 3])
+@pytest.mark.parametrize("bar", [0.0, 0.05, 0.4])
+def test_compiled_and_python_guess_the_same_to_the_last_bit(tmp_path: Path, order: int, bar: float) -> None:
+    """Thousands of questions about several texts at once, guessed right, wrong, not at all: tokens and probabilities are equal."""
+    rng = random.Random(5)
+    table = made(tmp_path, *[answer([rng.randrange(12) for _ in range(40)]) for _ in range(12)])
+    table.order = order
+    lookups = [
+        BackoffLookup("backoff", table, version="1", min_probability=bar, native=native)
+        for native in (True, False)
+    ]
+    texts: dict[int, list[int]] = {handle: [rng.randrange(12) for _ in range(handle)] for handle in range(6)}
+    for lookup in lookups:
+        for handle in texts:
+            lookup.open(handle)
+    guessed = 0
+    for _ in range(2000):
+        handle, k = rng.randrange(6), rng.choice([1, 4, 64])
+        one, two = (lookup.guess(handle, texts[handle], prompt_len=0, scope="", k=k) for lookup in lookups)
+        assert one == two
+        guessed += len(one.token_ids)
+        texts[handle] += one.token_ids[: rng.randint(0, 3)] or [rng.randrange(14)]
+    assert guessed > 500 or bar > 0.3
+
+
+def test_a_chance_of_nothing_is_no_trouble(tmp_path: Path) -> None:
+    """A table may hold a guess that is right once in a thousand times: 0 in 255ths."""
+    (tmp_path / SETTINGS).write_text(json.dumps(SETTINGS_OF))
+    checks, tokens = np.zeros(FULL, U4), np.full(FULL, 7, U4)
+    key = hash_of([5])
+    checks[key % FULL] = check_of(key)
+    save_file(arrays(checks=checks, tokens=tokens, chances=np.zeros(FULL, np.uint8)), tmp_path / WEIGHTS)
+    for native in (True, False):
+        lookup = BackoffLookup("b", BackoffTable(tmp_path), version="1", min_probability=0.0, native=native)
+        lookup.open(1)
+        assert lookup.guess(1, [5], prompt_len=0, scope="", k=1).probabilities == [0.0]
 
 
 def test_a_directory_that_is_no_table_is_refused(tmp_path: Path) -> None:

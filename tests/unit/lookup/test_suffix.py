@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from paceline.lookup import SuffixLookup
 from paceline.lookup.history import places_for
+from paceline.lookup.native import native_library
 from paceline.lookup.pool import Pool
 
 VOCAB = 2**31
+needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C++ compiler at hand")
 
 
 def make(**changes):
@@ -236,3 +238,33 @@ def test_a_restart_forgets():
     """The pool lives in memory only: a new drafter starts empty."""
     finish(make(), 1, list(range(50)))
     assert once(make(), 2, [9, 5, 6, 7]) == []
+
+
+@needs_compiler
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10_000), bar=st.sampled_from([0.0, 0.05, 0.3]), words=st.sampled_from([2, 6, 40]))
+def test_compiled_and_python_guess_the_same_to_the_last_bit(seed, bar, words):
+    """Random traffic of two tenants, texts long and short, known text and new: tokens and probabilities are equal."""
+    rng = random.Random(seed)
+    drafters = [
+        SuffixLookup("suffix", pool_bytes=16_384, min_probability=bar, native=native)
+        for native in (True, False)
+    ]
+    texts = {}
+    for handle in range(30):
+        texts[handle] = [rng.randrange(words) for _ in range(rng.choice([1, 5, 60, 700]))]
+        for drafter in drafters:
+            drafter.open(handle)
+        for other in rng.sample(sorted(texts), min(3, len(texts))):
+            for _ in range(rng.randint(1, 6)):
+                asked = {"prompt_len": 3, "scope": ("a", "b", "")[other % 3], "k": rng.choice([1, 4, 8, 64])}
+                one, two = (drafter.guess(other, texts[other], **asked) for drafter in drafters)
+                assert one == two
+                texts[other] += one.token_ids[: rng.randint(0, 3)] or [rng.randrange(words)]
+        if rng.random() < 0.7:
+            gone = rng.choice(sorted(texts))
+            del texts[gone]
+            for drafter in drafters:
+                drafter.close(gone)
+        while drafters[0].tidy() | drafters[1].tidy():
+            pass

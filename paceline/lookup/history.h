@@ -9,6 +9,8 @@
 //
 // Links may lead to places that were overwritten since. Nothing is cleared: what they lead to is compared token by
 // token, scope included, so a wrong link is a step in vain and never a wrong match.
+#pragma once
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -60,12 +62,6 @@ uint32_t* zeros(uint64_t count) { return static_cast<uint32_t*>(std::calloc(coun
 }  // namespace
 
 extern "C" {
-
-// Bytes of a history: what a budget is divided by.
-uint64_t history_bytes(uint32_t capacity, int num_levels, int log_buckets) {
-  const uint64_t per_level = 4ull * capacity + (4ull << log_buckets);
-  return 4ull * capacity + 4ull * (capacity / kBlock) + num_levels * per_level;
-}
 
 void history_free(void* handle) {
   auto* history = static_cast<History*>(handle);
