@@ -4,6 +4,8 @@ Storage, for keys and for values alike, is one tensor per tier::
 
     [layers, slots x stride, heads x head size]        row = slot * stride + position
 
+The native kernels keep the keys of a block of 16 positions among each other in an order of their own (``kernels/interface.h``).
+
 What lies in a slot beyond its length is garbage that is never read as if it were context: attention masks it, and
 before a slot's tail is touched at all it is cleared of what earlier sequences left (see ``clear_tail``).
 """
@@ -18,6 +20,9 @@ from paceline.errors import ConfigError, EngineError
 
 BUCKET = 64
 """Attention reads a slot in multiples of so many positions, so that its arithmetic depends on a row's position only."""
+
+BLOCK = 16
+"""A runner may keep the keys of so many positions among each other in any order: they are copied together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,8 @@ class SlotKV:
             raise EngineError(f"KV slot {source}: cannot copy {length} of {self.length(source)} tokens")
         self.length(target)
         first, other = self.row(source, 0), self.row(target, 0)
-        self.keys[:, other : other + length] = self.keys[:, first : first + length]
+        whole = -(-length // BLOCK) * BLOCK
+        self.keys[:, other : other + whole] = self.keys[:, first : first + whole]
         self.values[:, other : other + length] = self.values[:, first : first + length]
         self._lengths[target] = self._clean[target] = length
 

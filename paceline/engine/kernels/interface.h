@@ -44,11 +44,11 @@ struct Model {
 struct Batch {
   float* hidden;             // [rows, hidden]: embeddings on entry
   const int64_t* positions;  // [rows]
-  const int64_t* slot_rows;  // [rows]: storage row of position 0 of the row's sequence
+  const int64_t* slot_rows;  // [rows]: storage row of position 0 of the row's sequence, a multiple of 16
   const int64_t* wanted;     // [num_wanted]: rows whose logits are wanted
   float* logits;             // [num_wanted, outputs of the head]
-  void* keys;                // [layers, storage rows, KV heads * head size]
-  void* values;
+  void* keys;                // [layers, storage rows / 16, KV heads, head size, 16 positions]
+  void* values;              // [layers, storage rows, KV heads * head size]
   int64_t storage_rows;
   int64_t rows;
   int64_t num_wanted;

@@ -222,48 +222,150 @@ void rotate(const float* x, const float* cosines, const float* sines, int64_t ha
 }
 
 // ---- Attention: a few consecutive rows of one sequence, kGroup query heads over the keys and values of a KV head ----
+//
+// Keys lie in blocks of sixteen positions, [dimension][position] within a KV head: one instruction takes a number of sixteen keys,
+// and no sum runs across lanes. A score is one chain over the dimensions, an output one chain over the positions. Rows share
+// what is read, not arithmetic: each has the same operations in the same order as alone.
 
 constexpr int kTile = 8;           // most rows
-constexpr int kAsked = 11;         // lines of weights asked for beside sixteen keys of a row and head
-constexpr int64_t kStretch = 64;   // positions whose values stay in the first cache while all rows pass over them
+constexpr int kBlocks = 4;         // of keys at a time: as many chains as keep both multipliers busy
+constexpr int64_t kStretch = kBlocks * kLanes;  // positions whose keys, or values, stay in the first cache while all rows pass over them
+constexpr int64_t kAskEvery = 4;   // dimensions
+constexpr int64_t kWeightsEvery = 16;
+constexpr int64_t kAsked = 11 * kWeightsEvery / 64 * kBlocks;  // lines of weights asked for so often beside a head's scores
 
 struct Look {
   const float* query;  // [rows][query_stride], the group's heads one behind the other
-  const void* keys;    // of position 0; [positions][kv_stride], float32 or float16
-  const void* values;
-  float* widened;  // [kStretch][head size]: room for what was float16
-  float* scores;   // [rows][kGroup][scores_stride]
-  float* out;     // [rows][out_stride]
-  int64_t query_stride, kv_stride, scores_stride, out_stride;
+  const void* keys;    // of the KV head's first block; blocks kLanes * kv_stride apart, float32 or float16
+  const void* values;  // of position 0; [positions][kv_stride]
+  float* widened;      // [kStretch][head size]: room for what was float16
+  float* scores;       // [rows][row_scores], of the group's heads scores_stride apart
+  float* out;          // [rows][out_stride]
+  int64_t query_stride, kv_stride, row_scores, scores_stride, out_stride;
   int64_t rows;
   int64_t length;  // of the first row; each further row sees one position more
   float scaling;
   Ahead* ahead;
+
+  int64_t last() const { return length + rows - 1; }
 };
 
 inline int64_t blocks_of(int64_t length) { return (length + kLanes - 1) / kLanes; }
 
-// Sixteen keys from `block` * 16 on against one query; positions that are not context are replaced, never added, and not
-// even read: memory that was read before it is written is mapped twice, the second time at the cost of all cores.
-template <int kVecs>
-inline Vec score(const float* query, const float* keys, int64_t stride, int64_t valid, Vec factor) {
-  Vec products[16];
-  const int64_t last = std::min<int64_t>(valid, kLanes) - 1;
-#pragma GCC unroll 16
-  for (int j = 0; j < kLanes; ++j) {
-    const float* key = keys + std::min<int64_t>(j, last) * stride;
-    Vec product = load(query) * load(key);
-#pragma GCC unroll 16
-    for (int v = 1; v < kVecs; ++v) product = fma(load(query + v * kLanes), load(key + v * kLanes), product);
-    products[j] = product;
+// The keys of the next stretch and the values of this one, asked for a little at a time: asking for much at once waits for it.
+template <typename Kept, int kVecs>
+class Soon {
+ public:
+  Soon(const Look& look, int64_t first) {
+    const int64_t block_stride = kLanes * look.kv_stride, left = blocks_of(look.last()) - first - kBlocks;
+    key_ = static_cast<const Kept*>(look.keys) + (first + kBlocks) * block_stride;
+    value_ = static_cast<const Kept*>(look.values) + first * kLanes * look.kv_stride;
+    block_stride_ = block_stride;
+    stride_ = look.kv_stride;
+    blocks_ = std::clamp<int64_t>(left, 0, kBlocks);
+    values_ = std::min(kStretch, look.last() - first * kLanes);
   }
-  const Vec found = sums(products) * factor;
-  const IntVec place{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return place < static_cast<int32_t>(std::min<int64_t>(valid, kLanes)) ? found : splat(-INFINITY);
+
+  // As much as is computed with `dims` dimensions of the stretch.
+  void ask(int64_t dims) {
+    constexpr int64_t kLine = 64 / sizeof(Kept), kDims = kVecs * kLanes;
+    const int64_t numbers = dims * kLanes, positions = (dims * kStretch + kDims - 1) / kDims;
+    for (int64_t b = 0; b < blocks_; ++b) {
+      for (int64_t i = 0; i < numbers; i += kLine) __builtin_prefetch(key_ + b * block_stride_ + i);
+    }
+    key_ += numbers;
+    for (int64_t j = 0; j < positions && values_ > 0; ++j, --values_, value_ += stride_) {
+      for (int64_t i = 0; i < kDims; i += kLine) __builtin_prefetch(value_ + i);
+    }
+  }
+
+ private:
+  const Kept *key_, *value_;
+  int64_t block_stride_, stride_, blocks_, values_;
+};
+
+// kCount blocks of keys, block_stride apart, against a row's kGroup query heads. kAsks: and asks for what comes soon.
+template <int kGroup, int kCount, bool kAsks, typename Kind, typename Soon>
+inline void score(const float* query, int64_t size, const Kind* keys, int64_t block_stride, const Look& look, float* scores,
+                  Soon& soon) {
+  Vec total[kGroup][kCount];
+  for (int g = 0; g < kGroup; ++g) {
+    for (int b = 0; b < kCount; ++b) total[g][b] = Vec{};
+  }
+  for (int64_t from = 0; from < size; from += kAskEvery) {
+    if (kAsks) soon.ask(kAskEvery);
+    if (from % kWeightsEvery == 0) look.ahead->ask(kAsked * kGroup);
+    for (int64_t d = from; d < from + kAskEvery; ++d) {
+      Vec key[kCount];
+#pragma GCC unroll 4
+      for (int b = 0; b < kCount; ++b) key[b] = widen(keys + b * block_stride + d * kLanes);
+#pragma GCC unroll 4
+      for (int g = 0; g < kGroup; ++g) {
+        const Vec number = splat(query[g * size + d]);
+#pragma GCC unroll 4
+        for (int b = 0; b < kCount; ++b) total[g][b] = fma(number, key[b], total[g][b]);
+      }
+    }
+  }
+  const Vec scaling = splat(look.scaling);
+  for (int g = 0; g < kGroup; ++g) {
+    for (int b = 0; b < kCount; ++b) store(scores + g * look.scores_stride + b * kLanes, total[g][b] * scaling);
+  }
 }
 
-// Scores to weights e^(score - highest); returns what to divide by.
-inline float weigh(float* scores, int64_t blocks) {
+// A row's scores over `count` blocks of keys.
+template <int kGroup, bool kAsks, typename Kind, typename Soon>
+inline void score(const float* query, int64_t size, const Kind* keys, int64_t block_stride, int64_t count, const Look& look,
+                  float* scores, Soon& soon) {
+  switch (count) {
+    case 4: score<kGroup, 4, kAsks>(query, size, keys, block_stride, look, scores, soon); break;
+    case 3: score<kGroup, 3, kAsks>(query, size, keys, block_stride, look, scores, soon); break;
+    case 2: score<kGroup, 2, kAsks>(query, size, keys, block_stride, look, scores, soon); break;
+    case 1: score<kGroup, 1, kAsks>(query, size, keys, block_stride, look, scores, soon); break;
+    default: break;  // the row ends before
+  }
+}
+
+// Scores of all rows over the blocks of keys from `first` (a multiple of kBlocks) to `end`.
+template <typename Kept, int kVecs, int kGroup>
+void score_rows(const Look& look, int64_t first, int64_t end) {
+  constexpr int64_t kSize = kVecs * kLanes;
+  const int64_t block_stride = kLanes * look.kv_stride;
+  const bool widens = !std::is_same<Kept, float>::value && look.rows > 2;  // once for all rows
+  for (; first < end; first += kBlocks) {
+    const int64_t count = std::min<int64_t>(kBlocks, end - first);
+    const Kept* keys = static_cast<const Kept*>(look.keys) + first * block_stride;
+    Soon<Kept, kVecs> soon(look, first);
+    if (widens) {
+      for (int64_t d = 0; d < kSize; ++d) {
+        soon.ask(1);
+        for (int64_t b = 0; b < count; ++b) {
+          store(look.widened + (b * kSize + d) * kLanes, widen(keys + b * block_stride + d * kLanes));
+        }
+      }
+    }
+    for (int64_t r = 0; r < look.rows; ++r) {
+      const float* query = look.query + r * look.query_stride;
+      float* scores = look.scores + r * look.row_scores + first * kLanes;
+      const int64_t own = std::min(count, blocks_of(look.length + r) - first);
+      if (widens) {
+        score<kGroup, false>(query, kSize, look.widened, kSize * kLanes, own, look, scores, soon);
+      } else if (r == 0) {
+        score<kGroup, true>(query, kSize, keys, block_stride, own, look, scores, soon);
+      } else {
+        score<kGroup, false>(query, kSize, keys, block_stride, own, look, scores, soon);
+      }
+    }
+  }
+}
+
+// Scores to weights e^(score - highest); returns what to divide by. Positions from `length` on are replaced, never added: what lies
+// there may be no number.
+inline float weigh(float* scores, int64_t length) {
+  const int64_t blocks = blocks_of(length);
+  const IntVec place{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  float* end = scores + (blocks - 1) * kLanes;
+  store(end, place < static_cast<int32_t>(length - (blocks - 1) * kLanes) ? load(end) : splat(-INFINITY));
   Vec best = splat(-INFINITY);
   for (int64_t block = 0; block < blocks; ++block) best = max(best, load(scores + block * kLanes));
   const Vec top = splat(highest(best));
@@ -277,33 +379,19 @@ inline float weigh(float* scores, int64_t blocks) {
   return sum(weights);
 }
 
-// `count` keys or values as float32, and how far apart they lie: where they are, or widened into `room`.
-template <int kVecs>
-inline const float* as_floats(const float* from, int64_t, int64_t, float*) {
-  return from;
-}
-
-template <int kVecs>
-inline const float* as_floats(const Half* from, int64_t stride, int64_t count, float* room) {
-  for (int64_t j = 0; j < count; ++j) {
-    for (int v = 0; v < kVecs; ++v) store(room + (j * kVecs + v) * kLanes, widen(from + j * stride + v * kLanes));
-  }
-  return room;
-}
-
 // out += weights of positions `from` .. `to` times their values, of which the first is that of `from`, in ascending order.
-template <int kVecs, int kGroup>
-inline void gather(const float* weights, int64_t weights_stride, const float* values, int64_t stride, int64_t from,
+template <int kVecs, int kGroup, typename Kind>
+inline void gather(const float* weights, int64_t weights_stride, const Kind* values, int64_t stride, int64_t from,
                    int64_t to, float* out) {
   Vec total[kGroup][kVecs];
   for (int g = 0; g < kGroup; ++g) {
     for (int v = 0; v < kVecs; ++v) total[g][v] = from == 0 ? Vec{} : load(out + (g * kVecs + v) * kLanes);
   }
   for (int64_t j = from; j < to; ++j) {
-    const float* value = values + (j - from) * stride;
+    const Kind* value = values + (j - from) * stride;
 #pragma GCC unroll 16
     for (int v = 0; v < kVecs; ++v) {
-      const Vec part = load(value + v * kLanes);
+      const Vec part = widen(value + v * kLanes);
 #pragma GCC unroll 4
       for (int g = 0; g < kGroup; ++g) total[g][v] = fma(splat(weights[g * weights_stride + j]), part, total[g][v]);
     }
@@ -313,56 +401,36 @@ inline void gather(const float* weights, int64_t weights_stride, const float* va
   }
 }
 
-// Asks for the keys or values of positions `first` .. `last`.
-template <int kVecs, typename Kept>
-inline void ask(const Kept* from, int64_t stride, int64_t first, int64_t last) {
-  constexpr int kLine = 64 / sizeof(Kept);
-  for (int64_t j = first; j < last; ++j) {
-    for (int at = 0; at < kVecs * kLanes; at += kLine) __builtin_prefetch(from + j * stride + at);
-  }
-}
-
-// Rows share what is read, not arithmetic: each has the same operations in the same order as alone.
+// From the scores of all rows to what they take from the values.
 template <typename Kept, int kVecs, int kGroup>
-void attend(const Look& look) {
-  constexpr int kSize = kVecs * kLanes;
-  const Kept *all_keys = static_cast<const Kept*>(look.keys), *all_values = static_cast<const Kept*>(look.values);
-  const int64_t stride = std::is_same<Kept, float>::value ? look.kv_stride : kSize;
-  const int64_t last = look.length + look.rows - 1;
-  const int64_t row_scores = kGroup * look.scores_stride;
-  for (int64_t block = 0; block < blocks_of(last); ++block) {
-    const int64_t first = block * kLanes;
-    const float* keys = as_floats<kVecs>(all_keys + first * look.kv_stride, look.kv_stride,
-                                         std::min<int64_t>(kLanes, last - first), look.widened);
-    for (int64_t r = 0; r < look.rows; ++r) {
-      if (first >= look.length + r) continue;
-      for (int g = 0; g < kGroup; ++g) {
-        // A little before each piece of arithmetic: asking for much at once waits for it.
-        const int64_t from = kLanes * (r * kGroup + g) / (look.rows * kGroup);
-        const int64_t to = kLanes * (r * kGroup + g + 1) / (look.rows * kGroup);
-        ask<kVecs>(all_keys, look.kv_stride, first + 2 * kLanes + from, std::min(first + 2 * kLanes + to, last));
-        ask<kVecs>(all_values, look.kv_stride, first + from, std::min(first + to, last));
-        look.ahead->ask(kAsked);
-        store(look.scores + r * row_scores + g * look.scores_stride + first,
-              score<kVecs>(look.query + r * look.query_stride + g * kSize, keys, stride, look.length + r - first,
-                           splat(look.scaling)));
-      }
-    }
-  }
+void gather_rows(const Look& look) {
+  constexpr int64_t kSize = kVecs * kLanes;
+  const bool widens = !std::is_same<Kept, float>::value && look.rows > 2;
   float divisors[kTile][kGroup];
   for (int64_t r = 0; r < look.rows; ++r) {
     for (int g = 0; g < kGroup; ++g) {
-      divisors[r][g] = weigh(look.scores + r * row_scores + g * look.scores_stride, blocks_of(look.length + r));
+      divisors[r][g] = weigh(look.scores + r * look.row_scores + g * look.scores_stride, look.length + r);
     }
   }
-  for (int64_t from = 0; from < last; from += kStretch) {
-    const float* values = as_floats<kVecs>(all_values + from * look.kv_stride, look.kv_stride,
-                                           std::min(kStretch, last - from), look.widened);
+  for (int64_t from = 0; from < look.last(); from += kStretch) {
+    const Kept* values = static_cast<const Kept*>(look.values) + from * look.kv_stride;
+    if (widens) {
+      for (int64_t j = 0; j < std::min(kStretch, look.last() - from); ++j) {
+        for (int v = 0; v < kVecs; ++v) {
+          store(look.widened + (j * kVecs + v) * kLanes, widen(values + j * look.kv_stride + v * kLanes));
+        }
+      }
+    }
     for (int64_t r = 0; r < look.rows; ++r) {
       const int64_t to = std::min(from + kStretch, look.length + r);
       if (from >= to) continue;
-      gather<kVecs, kGroup>(look.scores + r * row_scores, look.scores_stride, values, stride, from, to,
-                            look.out + r * look.out_stride);
+      const float* weights = look.scores + r * look.row_scores;
+      float* out = look.out + r * look.out_stride;
+      if (widens) {
+        gather<kVecs, kGroup>(weights, look.scores_stride, look.widened, kSize, from, to, out);
+      } else {
+        gather<kVecs, kGroup>(weights, look.scores_stride, values, look.kv_stride, from, to, out);
+      }
     }
   }
   for (int64_t r = 0; r < look.rows; ++r) {
@@ -374,36 +442,41 @@ void attend(const Look& look) {
   }
 }
 
-using Attend = void (*)(const Look&);
+// The two halves of attention for one size and kind.
+struct Attention {
+  void (*score)(const Look&, int64_t, int64_t) = nullptr;
+  void (*gather)(const Look&) = nullptr;
+};
 
 template <typename Kept, int kVecs>
-Attend attend_for(int group) {
+Attention attention_for(int group) {
   switch (group) {
-    case 1: return attend<Kept, kVecs, 1>;
-    case 2: return attend<Kept, kVecs, 2>;
-    case 3: return attend<Kept, kVecs, 3>;
-    default: return attend<Kept, kVecs, 4>;
+    case 1: return {score_rows<Kept, kVecs, 1>, gather_rows<Kept, kVecs, 1>};
+    case 2: return {score_rows<Kept, kVecs, 2>, gather_rows<Kept, kVecs, 2>};
+    case 3: return {score_rows<Kept, kVecs, 3>, gather_rows<Kept, kVecs, 3>};
+    default: return {score_rows<Kept, kVecs, 4>, gather_rows<Kept, kVecs, 4>};
   }
 }
 
 template <typename Kept>
-Attend attend_for(int64_t head_size, int group) {
+Attention attention_for(int64_t head_size, int group) {
   switch (head_size) {
-    case 16: return attend_for<Kept, 1>(group);
-    case 32: return attend_for<Kept, 2>(group);
-    case 48: return attend_for<Kept, 3>(group);
-    case 64: return attend_for<Kept, 4>(group);
-    case 80: return attend_for<Kept, 5>(group);
-    case 96: return attend_for<Kept, 6>(group);
-    case 112: return attend_for<Kept, 7>(group);
-    case 128: return attend_for<Kept, 8>(group);
-    case 256: return attend_for<Kept, 16>(group);
-    default: return nullptr;
+    case 16: return attention_for<Kept, 1>(group);
+    case 32: return attention_for<Kept, 2>(group);
+    case 48: return attention_for<Kept, 3>(group);
+    case 64: return attention_for<Kept, 4>(group);
+    case 80: return attention_for<Kept, 5>(group);
+    case 96: return attention_for<Kept, 6>(group);
+    case 112: return attention_for<Kept, 7>(group);
+    case 128: return attention_for<Kept, 8>(group);
+    case 256: return attention_for<Kept, 16>(group);
+    default: return {};
   }
 }
 
 constexpr int64_t kMostHead = 256;
 constexpr int64_t kFewRows = 16;  // that every thread prepares for itself
+constexpr int64_t kPiece = 8;     // blocks of keys: a task of scores where scores are apart
 
 // ---- The forward ----
 
@@ -445,13 +518,14 @@ class Engine {
       own.scores.resize(kTile * 4 * scores_stride_);
       own.scratch.resize(kDepth * kPanel);
       own.widened.resize(kStretch * kMostHead);
+      own.queries.resize(kTile * 4 * kMostHead);
     }
   }
 
   void forward(const Batch& batch) {
     reserve(batch.rows, batch.num_wanted);
-    cut_tiles(batch);
-    phases_.reset(10 * model_.num_layers + 4);
+    cut(batch);
+    phases_.reset(11 * model_.num_layers + 4);
     workers_.run([&](int thread) { work(batch, own_[thread]); });
   }
 
@@ -463,7 +537,7 @@ class Engine {
 
   struct Own {  // what a thread needs for itself
     int thread;
-    Floats normed, product, scores, scratch, widened;
+    Floats normed, product, queries, scores, scratch, widened;
     std::vector<Quantised> quantised;
     Inputs inputs;
     Ahead ahead;
@@ -471,6 +545,11 @@ class Engine {
 
   struct Tile {
     int64_t first, rows;
+  };
+
+  struct Piece {  // blocks of keys for the rows of a tile
+    Tile tile;
+    int64_t first, end;
   };
 
   void reserve(int64_t rows, int64_t wanted) {
@@ -503,8 +582,7 @@ class Engine {
     for (int64_t i = 0; i < layers; ++i) {
       const Layer& layer = layers_[i];
       project(batch, layer, own, at);
-      place(batch, layer, i, own, at);
-      look(batch, i, own, at);
+      attend(batch, layer, i, own, at);
       add(batch, layer.attention_out, attended_.data(), layer.gate_up, own, at);
       activate(batch, layer, own, at);
       add(batch, layer.down, active_.data(), i + 1 < layers ? layers_[i + 1].qkv : model_.head, own, at);
@@ -574,32 +652,112 @@ class Engine {
     }
   }
 
-  // Norms and rotates queries and keys, and writes keys and values to where they stay.
-  void place(const Batch& batch, const Layer& layer, int64_t index, const Own& own, int64_t& at) {
-    const int64_t size = model_.head_size, half = size / 2, width = (model_.heads + 2 * model_.kv_heads) * size;
-    const int64_t kv_width = model_.kv_heads * size;
-    phases_.run(at, own.thread, batch.rows, [&](int64_t r) {
-      float head[kMostHead], rotated[kMostHead];
-      float* row = qkv_.data() + r * width;
-      const float* cosines = model_.cosines + batch.positions[r] * half;
-      const float* sines = model_.sines + batch.positions[r] * half;
-      const int64_t stored = (index * batch.storage_rows + batch.slot_rows[r] + batch.positions[r]) * kv_width;
-      for (int64_t h = 0; h < model_.heads + model_.kv_heads; ++h) {
-        const bool is_query = h < model_.heads;
-        const float* norm = is_query ? layer.query_norm : layer.key_norm;
-        if (norm != nullptr) {
-          normalise(row + h * size, norm, size, model_.epsilon, head);
-        } else {
-          std::memcpy(head, row + h * size, size * sizeof(float));
-        }
-        rotate(head, cosines, sines, half, is_query ? row + h * size : rotated);
-        if (!is_query) keep(rotated, size, batch.keys, stored + (h - model_.heads) * size);
+  // Where the rows of each sequence are few, tasks place what they need themselves. Where tasks would then be few and long too, scores
+  // and values are tasks of their own, the scores in pieces of the context: no thread is left with more than its part.
+  void attend(const Batch& batch, const Layer& layer, int64_t index, Own& own, int64_t& at) {
+    const int64_t kv_heads = model_.kv_heads, num_pieces = static_cast<int64_t>(pieces_.size());
+    if (way_ == Way::kMany) place(batch, layer, index, own, at);
+    phases_.run(at, own.thread, num_pieces * kv_heads, [&](int64_t task) {
+      // A KV head's rows one behind the other: a thread finds in its cache what it has read for those before.
+      const int64_t kv_head = task / num_pieces;
+      const Piece& piece = pieces_[task % num_pieces];
+      if (way_ != Way::kMany) place(batch, layer, index, piece, kv_head);
+      for (int first = 0; first < group_; first += 4) {
+        const int group = std::min(4, group_ - first);
+        const int64_t head = kv_head * group_ + first;
+        float* scores = way_ == Way::kApart ? scores_of(piece.tile.first, head) : own.scores.data();
+        Look look = look_of(batch, index, piece.tile, head, own, scores, way_ == Way::kApart ? model_.heads : group);
+        if (way_ != Way::kMany) turn_queries(batch, layer, piece.tile, head, group, own, look);
+        const Attention attention = attention_of(group);
+        attention.score(look, piece.first, piece.end);
+        if (way_ != Way::kApart) attention.gather(look);
       }
-      keep(row + (model_.heads + model_.kv_heads) * size, kv_width, batch.values, stored);
+    });
+    if (way_ != Way::kApart) return;
+    // One head a task where there are few rows: what several tasks of a thread read lies in its cache.
+    const bool few = batch.rows * kv_heads < 3 * static_cast<int64_t>(own_.size());
+    const int step = few ? 1 : std::min(4, group_);
+    const int64_t parts = (group_ + step - 1) / step;
+    phases_.run(at, own.thread, batch.rows * kv_heads * parts, [&](int64_t task) {
+      const int64_t kv_head = task / (batch.rows * parts), row = task % batch.rows, first = task / batch.rows % parts * step;
+      const int64_t head = kv_head * group_ + first;
+      attention_of(static_cast<int>(std::min<int64_t>(step, group_ - first)))
+          .gather(look_of(batch, index, {row, 1}, head, own, scores_of(row, head), model_.heads));
     });
   }
 
-  // Puts numbers where keys or values from number `at` on lie.
+  // Norms and rotates queries and keys, and writes keys and values to where they stay. A task is a KV head of a few rows: the keys of
+  // consecutive positions share lines of the cache, which two threads would take from each other.
+  void place(const Batch& batch, const Layer& layer, int64_t index, const Own& own, int64_t& at) {
+    const int64_t parts = (batch.rows + kLanes - 1) / kLanes;
+    phases_.run(at, own.thread, parts * model_.kv_heads, [&](int64_t task) {
+      const int64_t first = task % parts * kLanes, kv_head = task / parts;
+      for (int64_t r = first; r < std::min<int64_t>(first + kLanes, batch.rows); ++r) {
+        float* queries = qkv_row(r) + kv_head * group_ * model_.head_size;
+        for (int h = 0; h < group_; ++h, queries += model_.head_size) turn(batch, r, layer.query_norm, queries, queries);
+        place(batch, layer, index, r, kv_head);
+      }
+    });
+  }
+
+  // Keys and values of those of the rows that lie in the piece.
+  void place(const Batch& batch, const Layer& layer, int64_t index, const Piece& piece, int64_t kv_head) {
+    for (int64_t r = piece.tile.first; r < piece.tile.first + piece.tile.rows; ++r) {
+      const int64_t block = batch.positions[r] / kLanes;
+      if (piece.first <= block && block < piece.end) place(batch, layer, index, r, kv_head);
+    }
+  }
+
+  void place(const Batch& batch, const Layer& layer, int64_t index, int64_t r, int64_t kv_head) {
+    const int64_t size = model_.head_size, kv_width = model_.kv_heads * size, position = batch.positions[r];
+    const float* key = qkv_row(r) + (model_.heads + kv_head) * size;
+    float rotated[kMostHead];
+    turn(batch, r, layer.key_norm, key, rotated);
+    const int64_t first = (index * batch.storage_rows + batch.slot_rows[r]) * kv_width;
+    const int64_t block = first + position / kLanes * kLanes * kv_width + kv_head * size * kLanes;
+    scatter(rotated, size, batch.keys, block + position % kLanes);
+    keep(key + kv_width, size, batch.values, first + position * kv_width + kv_head * size);
+  }
+
+  float* qkv_row(int64_t r) { return qkv_.data() + r * (model_.heads + 2 * model_.kv_heads) * model_.head_size; }
+
+  // A head of a row, normed where there is a norm, and rotated.
+  void turn(const Batch& batch, int64_t r, const float* norm, const float* from, float* to) const {
+    const int64_t size = model_.head_size, half = size / 2;
+    float head[kMostHead];
+    if (norm != nullptr) {
+      normalise(from, norm, size, model_.epsilon, head);
+    } else {
+      std::memcpy(head, from, size * sizeof(float));
+    }
+    rotate(head, model_.cosines + batch.positions[r] * half, model_.sines + batch.positions[r] * half, half, to);
+  }
+
+  // The queries of `look` as they are multiplied, in this thread's own room: other tasks need what they are made of.
+  void turn_queries(const Batch& batch, const Layer& layer, const Tile& tile, int64_t head, int64_t group, Own& own, Look& look) {
+    const int64_t size = model_.head_size;
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      for (int64_t g = 0; g < group; ++g) {
+        turn(batch, tile.first + r, layer.query_norm, qkv_row(tile.first + r) + (head + g) * size,
+             own.queries.data() + (r * group + g) * size);
+      }
+    }
+    look.query = own.queries.data();
+    look.query_stride = group * size;
+  }
+
+  // Puts a key where those of its block lie, kLanes apart from number `at` on.
+  void scatter(const float* from, int64_t count, void* to, int64_t at) const {
+    if (model_.half_kv) {
+      Half narrowed[kMostHead];
+      narrow(from, count, narrowed);
+      for (int64_t i = 0; i < count; ++i) static_cast<Half*>(to)[at + i * kLanes] = narrowed[i];
+    } else {
+      for (int64_t i = 0; i < count; ++i) static_cast<float*>(to)[at + i * kLanes] = from[i];
+    }
+  }
+
+  // Puts numbers where values from number `at` on lie.
   void keep(const float* from, int64_t count, void* to, int64_t at) const {
     if (model_.half_kv) {
       narrow(from, count, static_cast<Half*>(to) + at);
@@ -608,52 +766,76 @@ class Engine {
     }
   }
 
-  // Consecutive rows of a sequence in one task, as many as leave enough tasks for all threads.
-  void cut_tiles(const Batch& batch) {
-    const int64_t enough = 2 * static_cast<int64_t>(own_.size());
-    const int64_t most = std::clamp<int64_t>(batch.rows * model_.kv_heads / enough, 1, kTile);
-    tiles_.clear();
-    for (int64_t r = 0; r < batch.rows; ++r) {
-      const bool goes_on = !tiles_.empty() && r - tiles_.back().first < most &&
-                           batch.slot_rows[r] == batch.slot_rows[r - 1] &&
-                           batch.positions[r] == batch.positions[r - 1] + 1;
-      if (goes_on) {
-        ++tiles_.back().rows;
-      } else {
-        tiles_.push_back({r, 1});
-      }
+  // How attention is cut into tasks.
+  enum class Way {
+    kMany,      // rows of a sequence in several tasks: keys and values are placed before any of them
+    kTogether,  // all rows of a sequence in one
+    kApart,     // as well, but scores in pieces of the context, and values afterwards
+  };
+
+  void cut(const Batch& batch) {
+    const int64_t threads = static_cast<int64_t>(own_.size());
+    pieces_.clear();
+    bool whole = cut_tiles(batch, kTile);
+    const int64_t tasks = static_cast<int64_t>(tiles_.size()) * model_.kv_heads;
+    way_ = !whole ? Way::kMany : threads > 1 && tasks < 3 * threads ? Way::kApart : Way::kTogether;
+    // As many rows in a task as leave enough tasks for all threads.
+    const int64_t most = batch.rows * model_.kv_heads / (2 * threads);
+    if (way_ == Way::kMany && most < kTile) cut_tiles(batch, std::max<int64_t>(most, 1));
+    for (const Tile& tile : tiles_) {
+      const int64_t blocks = blocks_of(batch.positions[tile.first] + tile.rows);
+      const int64_t piece = way_ == Way::kApart ? kPiece : blocks;
+      for (int64_t first = 0; first < blocks; first += piece) pieces_.push_back({tile, first, std::min(first + piece, blocks)});
+    }
+    if (way_ == Way::kApart && scores_.size() < static_cast<size_t>(batch.rows * model_.heads * scores_stride_)) {
+      scores_.resize(batch.rows * model_.heads * scores_stride_);
     }
   }
 
-  void look(const Batch& batch, int64_t index, Own& own, int64_t& at) {
-    const int64_t size = model_.head_size, kv_heads = model_.kv_heads, kv_width = kv_heads * size;
-    const int64_t width = (model_.heads + 2 * kv_heads) * size;
-    const int64_t kept_bytes = model_.half_kv ? sizeof(Half) : sizeof(float);
-    phases_.run(at, own.thread, static_cast<int64_t>(tiles_.size()) * kv_heads, [&](int64_t task) {
-      const Tile& tile = tiles_[task / kv_heads];
-      const int64_t kv_head = task % kv_heads;
-      const int64_t base = (index * batch.storage_rows + batch.slot_rows[tile.first]) * kv_width + kv_head * size;
-      for (int first = 0; first < group_; first += 4) {
-        const int64_t head = kv_head * group_ + first;
-        Look look;
-        look.query = qkv_.data() + tile.first * width + head * size;
-        look.keys = static_cast<const char*>(batch.keys) + base * kept_bytes;
-        look.values = static_cast<const char*>(batch.values) + base * kept_bytes;
-        look.widened = own.widened.data();
-        look.scores = own.scores.data();
-        look.out = attended_.data() + (tile.first * model_.heads + head) * size;
-        look.query_stride = width;
-        look.kv_stride = kv_width;
-        look.scores_stride = scores_stride_;
-        look.out_stride = model_.heads * size;
-        look.rows = tile.rows;
-        look.length = batch.positions[tile.first] + 1;
-        look.scaling = model_.scaling;
-        look.ahead = &own.ahead;
-        const int group = std::min(4, group_ - first);
-        (model_.half_kv ? attend_for<Half>(size, group) : attend_for<float>(size, group))(look);
+  // Consecutive rows of a sequence, at most so many; whether each sequence is in one tile.
+  bool cut_tiles(const Batch& batch, int64_t most) {
+    bool whole = true;
+    tiles_.clear();
+    for (int64_t r = 0; r < batch.rows; ++r) {
+      const bool same = r > 0 && batch.slot_rows[r] == batch.slot_rows[r - 1];
+      if (same && r - tiles_.back().first < most && batch.positions[r] == batch.positions[r - 1] + 1) {
+        ++tiles_.back().rows;
+      } else {
+        whole = whole && !same;
+        tiles_.push_back({r, 1});
       }
-    });
+    }
+    return whole;
+  }
+
+  float* scores_of(int64_t row, int64_t head) { return scores_.data() + (row * model_.heads + head) * scores_stride_; }
+
+  Attention attention_of(int group) const {
+    return model_.half_kv ? attention_for<Half>(model_.head_size, group) : attention_for<float>(model_.head_size, group);
+  }
+
+  // `head` and those behind it, `heads` of which lie between the scores of two rows.
+  Look look_of(const Batch& batch, int64_t index, const Tile& tile, int64_t head, Own& own, float* scores, int64_t heads) {
+    const int64_t size = model_.head_size, kv_width = model_.kv_heads * size, kv_head = head / group_;
+    const int64_t base = (index * batch.storage_rows + batch.slot_rows[tile.first]) * kv_width;
+    const int64_t kept_bytes = model_.half_kv ? sizeof(Half) : sizeof(float);
+    Look look;
+    look.query = qkv_row(tile.first) + head * size;
+    look.keys = static_cast<const char*>(batch.keys) + (base + kv_head * size * kLanes) * kept_bytes;
+    look.values = static_cast<const char*>(batch.values) + (base + kv_head * size) * kept_bytes;
+    look.widened = own.widened.data();
+    look.scores = scores;
+    look.out = attended_.data() + (tile.first * model_.heads + head) * size;
+    look.query_stride = (model_.heads + 2 * model_.kv_heads) * size;
+    look.kv_stride = kv_width;
+    look.row_scores = heads * scores_stride_;
+    look.scores_stride = scores_stride_;
+    look.out_stride = model_.heads * size;
+    look.rows = tile.rows;
+    look.length = batch.positions[tile.first] + 1;
+    look.scaling = model_.scaling;
+    look.ahead = &own.ahead;
+    return look;
   }
 
   // hidden += linear(x)
@@ -709,6 +891,9 @@ class Engine {
   std::vector<Quantised> quantised_;
   std::vector<Own> own_;
   std::vector<Tile> tiles_;
+  std::vector<Piece> pieces_;
+  Way way_ = Way::kMany;
+  Floats scores_;  // [rows][heads][scores_stride], where they are made by tasks of their own
 };
 
 }  // namespace
@@ -716,7 +901,7 @@ class Engine {
 extern "C" {
 
 // 1 if a head of this size can be attended.
-int paceline_can_attend(int64_t head_size) { return attend_for<float>(head_size, 1) != nullptr; }
+int paceline_can_attend(int64_t head_size) { return attention_for<float>(head_size, 1).score != nullptr; }
 
 // Bytes of a panel's 32 inputs in blocks of `format`; 0 where this machine has no such format.
 int64_t paceline_block_bytes(int64_t format) { return block_bytes(format); }

@@ -28,6 +28,8 @@ inline void store(float* to, Vec value) { std::memcpy(to, &value, sizeof value);
 
 using Half = uint16_t;
 
+inline Vec widen(const float* from) { return load(from); }
+
 #if defined(__AVX512F__)
 inline Vec widen(const Half* from) { return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)); }
 

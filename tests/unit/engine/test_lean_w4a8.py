@@ -1,6 +1,7 @@
 """Linear layers in 8-bit integers: equal to the slow reference to the bit, a row for itself, refused where impossible."""
 
 import ctypes
+import random
 import shutil
 from dataclasses import replace
 
@@ -216,6 +217,43 @@ def test_a_sequence_has_the_same_bits_in_any_chunks_and_company(path, threads):
             at += rows
         assert at == len(tokens)
         assert torch.equal(torch.cat(parts), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", ["w4a8", "float32"])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_however_attention_is_cut_into_tasks(path, dtype, threads):
+    """Few rows far down the context, scores in pieces of it, several sequences, more rows than a task takes, copied prefixes of any
+    length: the bits of one row at a time by one thread."""
+    before = torch.get_num_threads()
+    rng = random.Random(threads)
+    try:
+        texts = [ids(290, seed) for seed in range(3)]
+        expected = [whole(load(path, dtype=dtype, threads=1), text) for text in texts]
+        runner = load(path, dtype=dtype, threads=threads)
+        runner.kv.keys.fill_(float("nan"))
+        runner.kv.values.fill_(float("nan"))
+        slots = [runner.kv.acquire() for _ in range(4)]
+        copy = slots.pop()
+        for _ in range(60):
+            segments, logits = [], []
+            for slot, text, truth in zip(slots, texts, expected, strict=True):
+                done = runner.kv.length(slot)
+                count = min(rng.choice([0, 1, 1, 2, 4, 7, 8, 9, 17, 40]), len(text) - done)
+                if count == 0:
+                    runner.kv.truncate(slot, min(done, rng.choice([done, 3, 127, 130, 255])))
+                    continue
+                segments.append(Segment(slot, done, text[done : done + count], count))
+                logits.append(truth[done : done + count])
+            if segments:
+                assert torch.equal(runner.forward(segments), torch.cat(logits))
+            source, text, truth = rng.choice(list(zip(slots, texts, expected, strict=True)))
+            kept = rng.randint(0, min(runner.kv.length(source), 280))
+            runner.kv.copy_prefix(source, copy, kept)
+            assert torch.equal(
+                runner.forward([Segment(copy, kept, text[kept : kept + 3], 3)]), truth[kept : kept + 3]
+            )
     finally:
         torch.set_num_threads(before)
 
