@@ -4,7 +4,10 @@ from collections import deque
 from statistics import median
 
 MAX_STRETCH = 1.7
-"""A step with prompt tokens in it may take so many times a step without (inter-token gap of running streams)."""
+"""A step with prompt tokens in it may take so many times a step without (inter-token gap of running streams), ..."""
+MOST_CROWD = 8.0
+"""... and be stretched by more where more requests wait for their first token than are decoding, up to so many times as much: else a few
+streams go on undisturbed while all others queue behind prompts that come in a few tokens at a time, at twice the cost each."""
 _FIRST_GUESS = 16
 _BREATH = 10
 """Every so many steps one goes without prompt tokens: only that tells what such a step costs now, on a machine that has slowed down."""
@@ -20,15 +23,16 @@ class PrefillBudget:
         self._tokens_s: deque[float] = deque(maxlen=_LOOK_BACK)
         self._steps_since = 0  # with prompt tokens beside streams, since one without
 
-    def tokens(self, *, decodes: bool) -> int:
-        """Prompt tokens that the next step may hold, 0 now and then; ``decodes``: streams are running beside it."""
-        if not decodes:
+    def tokens(self, *, decoding: int, waiting: int) -> int:
+        """Prompt tokens that the next step may hold, 0 now and then: ``decoding`` streams run beside them, ``waiting`` have no token yet."""
+        if not decoding:
             return self._most
         if self._steps_since >= _BREATH:
             return 0
         if not self._decode_steps_s or not self._tokens_s:
             return min(_FIRST_GUESS, self._most)
-        fitting = (MAX_STRETCH - 1) * median(self._decode_steps_s) / median(self._tokens_s)
+        crowd = min(max(waiting / decoding, 1.0), MOST_CROWD)
+        fitting = crowd * (MAX_STRETCH - 1) * median(self._decode_steps_s) / median(self._tokens_s)
         # Never none for long: behind thousands of tokens one more may cost half a step, and the prompt has to end.
         return max(1, min(round(fitting), self._most))
 

@@ -143,8 +143,9 @@ class Scheduler:
         work: list[Work] = []
         earliest: float | None = None
         expected: list[float] = []
-        decodes = any(sequence.state is State.RUNNING for sequence in self._running.values())
-        budget = self._budget.tokens(decodes=decodes)
+        decoding = sum(sequence.state is State.RUNNING for sequence in self._running.values())
+        waiting = len(self._running) - decoding + len(self._waiting)
+        budget = self._budget.tokens(decoding=decoding, waiting=waiting)
         for sequence in self._running.values():
             if sequence.state is State.PREFILL:
                 assert sequence.slot is not None
