@@ -3,12 +3,20 @@
     python -m cluster.against -- python -m benchmarks.never_worse --prompts question.jsonl [--quick]
 
 The stream mixes all Spec-Bench categories with creative writing and with a task on which every drafter fails (random words, high
-temperature). Arrivals are paired: at each level the same requests, in the same order and with the same seeds, go through a closed loop
-of so many streams, once automatic and once plain, in short blocks that take turns, so that a neighbour on the machine meets both.
+temperature). The same requests with the same seeds go through in short blocks that take turns, so that a neighbour on the machine
+meets all ways:
+
+- plain, in a closed loop of so many streams;
+- automatic, in a closed loop: `throughput` compares these two;
+- automatic, each request sent when the plain loop had sent it: the tails compare this with the plain loop. Whoever switches
+  speculation on gets no more requests for it; in a closed loop the faster way does, and reads more prompts beside every stream
+  (`closed` holds the tails there).
+
 Tokens must be equal. `p99_gap` is of the requests' mean time a token behind the first, as in the holdout's comparison
 (router/holdout.py); `p99_chunk_gap` of all times between two arrivals. The second counts a round that brings five tokens like one that
-brings one: it is above 1 wherever verifying rows costs anything, so it has no bar. With `--static K` a third way is run too: speculative with that k for everything. The last line is `RESULT {json}`
-with the ratios automatic / plain and their bars.
+brings one: it is above 1 wherever verifying rows costs anything, so it has no bar. Intervals of 90 % by resampling requests, the same for both
+ways. With `--static K` a further way is run in the closed loop: speculative with that k for everything. The last line is `RESULT {json}` with the ratios
+automatic / plain and their bars.
 """
 
 import argparse
@@ -19,7 +27,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +46,7 @@ _CREATIVE = (
     "Describe a city at the bottom of the sea.",
     "Write the first page of a detective novel set on a train.",
 )
+_DRAWS = 400
 _SYLLABLES = ("ka", "lo", "mi", "ru", "ten", "sho", "va", "pli", "gor", "ex", "un", "dra", "bi", "zet")
 
 
@@ -51,29 +60,54 @@ class Request:
     seed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What became of a request. Seconds; ``gap``: mean time a token behind the first, NaN where there is one token only."""
+
+    start: float  # since its block began
+    total: float
+    first: float
+    gap: float
+    chunk_gaps: tuple[float, ...]
+    token_ids: tuple[int, ...]
+    drafted: int
+    accepted: int
+
+
 @dataclass(slots=True)
 class Measured:
-    """What one way of decoding gave at one level."""
+    """What one way of decoding gave at one level, request by request."""
 
-    tokens: int = 0
+    samples: list[Sample] = field(default_factory=list)
     seconds: float = 0.0
-    totals: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
-    chunk_gaps: list[float] = field(default_factory=list)
-    firsts: list[float] = field(default_factory=list)
-    by_kind: dict[str, list[float]] = field(default_factory=dict)
-    drafted: int = 0
-    accepted: int = 0
 
-    def figures(self) -> dict[str, float]:
-        """Tokens a second and tails."""
-        return {
-            "tokens_s": self.tokens / self.seconds,
-            "p99_total": quantile(self.totals, 0.99),
-            "p99_gap": quantile(self.gaps, 0.99),
-            "p99_chunk_gap": quantile(self.chunk_gaps, 0.99),
-            "ttft": statistics.fmean(self.firsts),
-        }
+    @property
+    def tokens_s(self) -> float:
+        """Tokens a second."""
+        return sum(len(sample.token_ids) for sample in self.samples) / self.seconds
+
+
+TAILS: dict[str, Callable[[Sequence[Sample]], float]] = {
+    "p99_total": lambda samples: quantile([one.total for one in samples], 0.99),
+    "p99_gap": lambda samples: quantile([one.gap for one in samples if one.gap == one.gap], 0.99),
+    "p99_chunk_gap": lambda samples: quantile([gap for one in samples for gap in one.chunk_gaps], 0.99),
+    "ttft": lambda samples: statistics.fmean([one.first for one in samples]),
+}
+
+
+def tails(automatic: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, list[float]]:
+    """Ratio of each tail, and the ends of its interval: requests drawn with replacement, the same for both."""
+    rng = random.Random(11)
+    draws = [rng.choices(range(len(plain)), k=len(plain)) for _ in range(_DRAWS)]
+    found = {}
+    for name, tail in TAILS.items():
+        ratios = sorted(
+            tail([automatic[i] for i in draw]) / tail([plain[i] for i in draw])
+            for draw in (draws if name != "p99_chunk_gap" else [])
+        )
+        ends = [ratios[_DRAWS // 20], ratios[-1 - _DRAWS // 20]] if ratios else []
+        found[name] = [round(value, 3) for value in (tail(automatic) / tail(plain), *ends)]
+    return found
 
 
 def quantile(values: Sequence[float], part: float) -> float:
@@ -101,12 +135,13 @@ def stream(prompts: Path, count: int) -> list[Request]:
     return found
 
 
-async def one(client: Client, request: Request, way: str, max_tokens: int, into: Measured) -> list[int]:
+async def one(client: Client, request: Request, way: str, max_tokens: int, began: float) -> Sample:
     """One request, measured."""
     started = last = first = time.perf_counter()
     ids: list[int] = []
-    at_first = 0
-    mode = {"automatic": None, "plain": Mode.PLAIN}.get(way, Mode.SPECULATIVE)
+    chunk_gaps: list[float] = []
+    at_first = drafted = accepted = 0
+    mode = {"plain": Mode.PLAIN}.get(way, Mode.SPECULATIVE if way.startswith("static") else None)
     message = generate_request(
         messages=[("user", request.text)],
         temperature=request.temperature,
@@ -121,39 +156,58 @@ async def one(client: Client, request: Request, way: str, max_tokens: int, into:
         match event:
             case Chunk(token_ids=new) if new:
                 if ids:
-                    into.chunk_gaps.append(now - last)
+                    chunk_gaps.append(now - last)
                 else:
-                    into.firsts.append(now - started)
                     first, at_first = now, len(new)
                 ids += new
                 last = now
             case Finished(speculative=stats):
-                into.drafted += stats.num_draft_tokens
-                into.accepted += stats.num_accepted_draft_tokens
+                drafted += stats.num_draft_tokens
+                accepted += stats.num_accepted_draft_tokens
             case _:
                 pass
     total = time.perf_counter() - started
-    if len(ids) > at_first:
-        into.gaps.append((last - first) / (len(ids) - at_first))
-    into.totals.append(total)
-    into.by_kind.setdefault(request.kind, []).append(total)
-    into.tokens += len(ids)
-    return ids
+    gap = (last - first) / (len(ids) - at_first) if len(ids) > at_first else math.nan
+    return Sample(
+        started - began, total, first - started, gap, tuple(chunk_gaps), tuple(ids), drafted, accepted
+    )
 
 
-async def block(
+async def closed(
     client: Client, requests: Sequence[Request], way: str, level: int, max_tokens: int, into: Measured
-) -> list[list[int]]:
+) -> list[Sample]:
     """The requests through a closed loop of ``level`` streams."""
     gate = asyncio.Semaphore(level)
 
-    async def gated(request: Request) -> list[int]:
+    async def gated(request: Request) -> Sample:
         async with gate:
-            return await one(client, request, way, max_tokens, into)
+            return await one(client, request, way, max_tokens, started)
 
     started = time.perf_counter()
     found = await asyncio.gather(*map(gated, requests))
     into.seconds += time.perf_counter() - started
+    into.samples += found
+    return found
+
+
+async def at(
+    client: Client,
+    requests: Sequence[Request],
+    way: str,
+    starts: Sequence[float],
+    max_tokens: int,
+    into: Measured,
+) -> list[Sample]:
+    """Each request at its time."""
+
+    async def timed(request: Request, start: float) -> Sample:
+        await asyncio.sleep(max(0.0, began + start - time.perf_counter()))
+        return await one(client, request, way, max_tokens, began)
+
+    began = time.perf_counter()
+    found = await asyncio.gather(*map(timed, requests, starts))
+    into.seconds += time.perf_counter() - began
+    into.samples += found
     return found
 
 
@@ -166,38 +220,51 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
             size = max(level, 6) * (1 if args.quick else 4)
             blocks = 2 if args.quick else 6
             requests = stream(args.prompts, size * blocks)
-            measured = {way: Measured() for way in ways}
-            await block(client, requests[:2], "automatic", 1, 16, Measured())
-            different = 0
+            loops = {way: Measured() for way in ways}
+            same = Measured()
+            await closed(client, requests[:2], "automatic", 1, 16, Measured())
             for index in range(blocks):
                 part = requests[index * size : (index + 1) * size]
-                found = {}
-                for way in ways if index % 2 else reversed(ways):
-                    found[way] = await block(client, part, way, level, args.max_tokens, measured[way])
-                different += sum(
-                    found[way][at] != found["plain"][at] for way in ways for at in range(len(part))
-                )
-            figures = {way: measured[way].figures() for way in ways}
-            ratios = {key: figures["automatic"][key] / figures["plain"][key] for key in figures["plain"]}
-            kinds = {
-                kind: statistics.fmean(plain) / statistics.fmean(measured["automatic"].by_kind[kind])
-                for kind, plain in sorted(measured["plain"].by_kind.items())
-            }
-            levels[str(level)] = {
-                "throughput": round(ratios["tokens_s"], 3),
-                "p99_total": round(ratios["p99_total"], 3),
-                "p99_gap": round(ratios["p99_gap"], 3),
-                "p99_chunk_gap": round(ratios["p99_chunk_gap"], 3),
-                "ttft": round(ratios["ttft"], 3),
-                "requests": len(requests),
-                "different": different,
-                "drafted": measured["automatic"].drafted,
-                "accepted": measured["automatic"].accepted,
-                "tokens_s": {way: round(figures[way]["tokens_s"], 1) for way in ways},
-                "speed_by_kind": {kind: round(value, 3) for kind, value in kinds.items()},
-            }
-            print(level, levels[str(level)], flush=True)
+                starts: list[float] = []
+                for way in ways if index % 2 else [*ways[1:], ways[0]]:
+                    found = await closed(client, part, way, level, args.max_tokens, loops[way])
+                    if way == "plain":
+                        starts = [sample.start for sample in found]
+                await at(client, part, "automatic", starts, args.max_tokens, same)
+            levels[str(level)] = report = _report(requests, loops, same)
+            print(level, report, flush=True)
     return {"benchmark": "never_worse", "levels": levels, "bars": BARS, "static": args.static}
+
+
+def _report(requests: Sequence[Request], loops: dict[str, Measured], same: Measured) -> dict[str, object]:
+    plain = loops["plain"].samples
+    others = [same, *(measured for way, measured in loops.items() if way != "plain")]
+    kinds = sorted({request.kind for request in requests})
+    by_kind = {
+        kind: statistics.fmean(
+            one.total for one, request in zip(plain, requests, strict=True) if request.kind == kind
+        )
+        / statistics.fmean(
+            one.total for one, request in zip(same.samples, requests, strict=True) if request.kind == kind
+        )
+        for kind in kinds
+    }
+    automatic = loops["automatic"]
+    return {
+        "throughput": round(automatic.tokens_s / loops["plain"].tokens_s, 3),
+        **tails(same.samples, plain),
+        "closed": {name: ends[0] for name, ends in tails(automatic.samples, plain).items()},
+        "requests": len(requests),
+        "different": sum(
+            one.token_ids != truth.token_ids
+            for measured in others
+            for one, truth in zip(measured.samples, plain, strict=True)
+        ),
+        "drafted": sum(sample.drafted for sample in automatic.samples),
+        "accepted": sum(sample.accepted for sample in automatic.samples),
+        "tokens_s": {way: round(measured.tokens_s, 1) for way, measured in loops.items()},
+        "speed_by_kind": {kind: round(value, 3) for kind, value in by_kind.items()},
+    }
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ _JUDGED_OVER = 32  # rounds
 _LOSS = 0.02  # of plain decoding's time: less than that is noise
 _MOST_RARELY = 16  # rounds between two look-ups
 _STRONG = 0.6  # chance of a first guess that ends a rest
-_LOOK_UP_S, _LOOK_UP_STEP_S = 1e-4, 1.5e-4  # what a look-up takes, and what a step with one takes besides
+_LOOK_UP_S, _LOOK_UP_STEP_S = 6e-5, 1.5e-4  # what a look-up takes, and what a step with one takes besides
 _RESTING = Decision(0, False, DepthReason.COST, 1.0, 0.0, 0.0)
 _LOOKED_UP_LOOK = 16  # rounds between two looks at a drafter while look-ups do better, at least
 

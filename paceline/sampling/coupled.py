@@ -17,9 +17,17 @@ import numpy as np
 import torch
 
 from paceline.errors import EngineError
+from paceline.sampling import largest
 from paceline.sampling.contenders import LAST, Rank, can_pass, find_contenders, masses
 from paceline.sampling.noise import Domain, exponential, row_key, token_bits
-from paceline.sampling.processors import TokenRow, kept_ids, largest_logits, penalise
+from paceline.sampling.processors import (
+    TokenRow,
+    changes_logits,
+    check_largest,
+    kept_ids,
+    largest_logits,
+    penalise,
+)
 from paceline.sampling.scan import Floats, Ids, indices_at_most, ratio_bounds, smallest, take, within_float32
 from paceline.types import SamplingParams
 
@@ -72,12 +80,22 @@ def top2_gap(logits: torch.Tensor) -> torch.Tensor:
 
 def _draws(logits: torch.Tensor, rows: Sequence[TokenRow], domain: Domain) -> Callable[[int], int]:
     """The token of a row, by the row's index. Raises BadLogitsError for any of them."""
+    known = largest.told(logits)
+    if known is not None and not any(changes_logits(row.params) for row in rows):
+        best, top = known
+        check_largest(top)
+
+        def draw_known(index: int) -> int:
+            row = rows[index]
+            return best[index] if row.params.greedy else _draw(logits[index], top[index], row, domain)
+
+        return draw_known
     processed = [penalise(logits[index], row) for index, row in enumerate(rows)]
-    best, top = largest_logits(processed) if rows else ([], [])
+    found, highest = largest_logits(processed) if rows else ([], [])
 
     def draw(index: int) -> int:
         row = rows[index]
-        return best[index] if row.params.greedy else _draw(processed[index], top[index], row, domain)
+        return found[index] if row.params.greedy else _draw(processed[index], highest[index], row, domain)
 
     return draw
 

@@ -77,10 +77,15 @@ def processed_logprobs(logits: torch.Tensor, rows: Sequence[TokenRow]) -> torch.
     return result
 
 
+def changes_logits(params: SamplingParams) -> bool:
+    """Whether steps 1 to 4 do anything."""
+    return params.needs_history or bool(params.logit_bias)
+
+
 def penalise(logits: torch.Tensor, row: TokenRow) -> torch.Tensor:
     """Steps 1 to 4 on one row: [V] float32, the same tensor if there is nothing to do."""
     params = row.params
-    if not params.needs_history and not params.logit_bias:
+    if not changes_logits(params):
         return logits
     vocab_size = len(logits)
     biased, bias = _biases(params, vocab_size)
@@ -128,10 +133,15 @@ def largest_logits(rows: Sequence[torch.Tensor]) -> tuple[list[int], list[float]
     Raises BadLogitsError where that value is not a finite number.
     """
     best, top = largest(rows)
+    check_largest(top)
+    return best, top
+
+
+def check_largest(top: Sequence[float]) -> None:
+    """Raises BadLogitsError where the largest logit of a row is not a finite number."""
     bad = [index for index, value in enumerate(top) if not math.isfinite(value)]
     if bad:
         raise BadLogitsError(bad)
-    return best, top
 
 
 def kept_ids(logits: torch.Tensor, top: float, params: SamplingParams) -> Ids | None:

@@ -47,6 +47,8 @@ struct Batch {
   const int64_t* slot_rows;  // [rows]: storage row of position 0 of the row's sequence, a multiple of 16
   const int64_t* wanted;     // [num_wanted]: rows whose logits are wanted
   float* logits;             // [num_wanted, outputs of the head]
+  int64_t* best;             // [num_wanted]: index of the largest of them, the lowest among equals
+  float* top;                // [num_wanted]: its value; no number where one of them is none
   void* keys;                // [layers, storage rows / 16, KV heads, head size, 16 positions]
   void* values;              // [layers, storage rows, KV heads * head size]
   int64_t storage_rows;

@@ -228,11 +228,15 @@ void rotate(const float* x, const float* cosines, const float* sines, int64_t ha
 // what is read, not arithmetic: each has the same operations in the same order as alone.
 
 constexpr int kTile = 8;           // most rows
+#if defined(__AVX512F__)
 constexpr int kBlocks = 4;         // of keys at a time: as many chains as keep both multipliers busy
+#else
+constexpr int kBlocks = 2;         // half as many registers, half as long
+#endif
 constexpr int64_t kStretch = kBlocks * kLanes;  // positions whose keys, or values, stay in the first cache while all rows pass over them
 constexpr int64_t kAskEvery = 4;   // dimensions
 constexpr int64_t kWeightsEvery = 16;
-constexpr int64_t kAsked = 11 * kWeightsEvery / 64 * kBlocks;  // lines of weights asked for so often beside a head's scores
+constexpr int64_t kAsked = 11 * kWeightsEvery * kBlocks / 64;  // lines of weights asked for so often beside a head's scores
 
 struct Look {
   const float* query;  // [rows][query_stride], the group's heads one behind the other
@@ -474,6 +478,50 @@ Attention attention_for(int64_t head_size, int group) {
   }
 }
 
+// ---- The largest logit of a row, found while logits are made: reading them once more costs more than comparing them ----
+
+// Of those that a thread has made, lane by lane.
+class Highest {
+ public:
+  void start() {
+    top_ = splat(-INFINITY);
+    index_ = IntVec{} + INT32_MAX;
+    odd_ = IntVec{};
+  }
+
+  // Logits `first` to `first` + 15, of which `count` exist.
+  void add(Vec values, int64_t first, int64_t count) {
+    const IntVec place{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const IntVec index = place + static_cast<int32_t>(first), exists = place < static_cast<int32_t>(std::min<int64_t>(count, kLanes));
+    const IntVec higher = exists & ((values > top_) | ((values == top_) & (index < index_)));
+    top_ = higher ? values : top_;
+    index_ = higher ? index : index_;
+    odd_ |= exists & (values != values);
+  }
+
+  void merge(const Highest& other) {
+    const IntVec higher = (other.top_ > top_) | ((other.top_ == top_) & (other.index_ < index_));
+    top_ = higher ? other.top_ : top_;
+    index_ = higher ? other.index_ : index_;
+    odd_ |= other.odd_;
+  }
+
+  void write(int64_t* best, float* top) const {
+    int lane = 0;
+    bool odd = odd_[0] != 0;
+    for (int i = 1; i < kLanes; ++i) {
+      odd = odd || odd_[i] != 0;
+      if (top_[i] > top_[lane] || (top_[i] == top_[lane] && index_[i] < index_[lane])) lane = i;
+    }
+    *best = index_[lane];
+    *top = odd ? NAN : top_[lane];
+  }
+
+ private:
+  Vec top_;
+  IntVec index_, odd_;
+};
+
 constexpr int64_t kMostHead = 256;
 constexpr int64_t kFewRows = 16;  // that every thread prepares for itself
 constexpr int64_t kPiece = 8;     // blocks of keys: a task of scores where scores are apart
@@ -526,7 +574,16 @@ class Engine {
     reserve(batch.rows, batch.num_wanted);
     cut(batch);
     phases_.reset(11 * model_.num_layers + 4);
+    for (Own& own : own_) own.speaks = false;  // who wakes too late does not
     workers_.run([&](int thread) { work(batch, own_[thread]); });
+    for (int64_t r = 0; r < batch.num_wanted; ++r) {
+      Highest highest;
+      highest.start();
+      for (const Own& own : own_) {
+        if (own.speaks) highest.merge(own.highest[r]);
+      }
+      highest.write(batch.best + r, batch.top + r);
+    }
   }
 
  private:
@@ -539,6 +596,8 @@ class Engine {
     int thread;
     Floats normed, product, queries, scores, scratch, widened;
     std::vector<Quantised> quantised;
+    std::vector<Highest, Aligned<Highest>> highest;  // of each row whose logits are wanted,
+    bool speaks = false;                             // where this thread has made some
     Inputs inputs;
     Ahead ahead;
   };
@@ -562,6 +621,7 @@ class Engine {
       for (auto& own : own_) {
         own.normed.resize(few * model_.hidden);
         own.quantised.resize(few * blocks);
+        own.highest.resize(few);
       }
       reserved_few_ = few;
     }
@@ -865,6 +925,8 @@ class Engine {
 
   void speak(const Batch& batch, Own& own, int64_t& at) {
     const auto norm_wanted = [&] {
+      own.speaks = true;
+      for (int64_t r = 0; r < batch.num_wanted; ++r) own.highest[r].start();
       float* normed = own.normed.data();
       for (int64_t r = 0; r < batch.num_wanted; ++r) {
         normalise(batch.hidden + batch.wanted[r] * model_.hidden, model_.final_norm, model_.hidden, model_.epsilon,
@@ -877,6 +939,12 @@ class Engine {
     phases_.run(at, own.thread, panels(model_.head), norm_wanted, [&](int64_t panel) {
       product(model_.head, panel, batch.num_wanted, own);
       copy_out(own.product.data(), batch.num_wanted, panel, model_.head.outputs, batch.logits);
+      for (int64_t r = 0; r < batch.num_wanted; ++r) {
+        for (int64_t at = 0; at < kPanel; at += kLanes) {
+          const int64_t first = panel * kPanel + at;
+          own.highest[r].add(load(own.product.data() + r * kPanel + at), first, model_.head.outputs - first);
+        }
+      }
     }, [] {});
   }
 

@@ -19,6 +19,7 @@ from paceline.engine.kernels.build import Library
 from paceline.engine.kv import SlotKV
 from paceline.engine.lean_weights import Checkpoint, LayerWeights, Projection, Shape, Unsuitable, join
 from paceline.engine.packing import Segment, check_segments
+from paceline.sampling import largest
 
 PANEL = 32
 """Outputs that lie side by side in memory."""
@@ -89,6 +90,8 @@ class _Batch(Structure):
         ("slot_rows", c_void_p),
         ("wanted", c_void_p),
         ("logits", c_void_p),
+        ("best", c_void_p),
+        ("top", c_void_p),
         ("keys", c_void_p),
         ("values", c_void_p),
         ("storage_rows", c_int64),
@@ -228,12 +231,15 @@ class NativeBody:
         rows = self._embedding.take(token_ids, axis=0)
         hidden = torch.from_numpy(rows).view(self._embedding_type).float()
         logits = torch.empty(len(wanted), self._head_outputs)
+        best, top = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.float32)
         batch = _Batch(
             hidden=hidden.data_ptr(),
             positions=indices[0].ctypes.data,
             slot_rows=indices[1].ctypes.data,
             wanted=indices[2].ctypes.data,
             logits=logits.data_ptr(),
+            best=best.ctypes.data,
+            top=top.ctypes.data,
             keys=kv.keys.data_ptr(),
             values=kv.values.data_ptr(),
             storage_rows=kv.keys.shape[1],
@@ -242,6 +248,7 @@ class NativeBody:
             num_layers=layers,
         )
         self._library.paceline_forward(self._engine, pointer(batch))
+        largest.tell(logits, best.tolist(), top.tolist())
         return logits
 
     def _fill(self, layer: _Layer, weights: LayerWeights) -> None:

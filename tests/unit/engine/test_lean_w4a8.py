@@ -17,8 +17,10 @@ from paceline.engine.kernels import native
 from paceline.engine.kernels.build import load_library
 from paceline.errors import ConfigError
 from paceline.model_store import REGISTRY
+from paceline.sampling import BadLogitsError, TokenRow, choose, largest, scan
 from paceline.testing.quantised import BLOCK, eight_bit, four_bit, quantise_model
 from paceline.testing.tiny_models import tiny_model_dir
+from paceline.types import SamplingParams
 
 try:
     LIBRARY = load_library().functions
@@ -329,3 +331,43 @@ def test_unasked_only_where_it_was_measured(path, monkeypatch):
     info = load("measured").info
     assert info.dtype == "bfloat16"
     assert "not w4a8: PACELINE_NO_COMPILER is set" in info.runner_reason
+
+
+@pytest.mark.parametrize("dtype", ["w4a8", "float32"])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_largest_logits_are_told(path, dtype, threads):
+    """Found while logits are made, whichever thread made them: those that a look at the logits finds."""
+    before = torch.get_num_threads()
+    try:
+        runner = load(path, dtype=dtype, threads=threads)
+        for seed, wanted in enumerate((1, 2, 5, 9, 40)):
+            slot = runner.kv.acquire()
+            logits = runner.forward([Segment(slot, 0, ids(40, seed), wanted)])
+            runner.kv.release(slot)
+            assert largest.told(logits) == scan.largest(list(logits))
+            assert largest.told(logits.clone()) is largest.told(logits[:1]) is None
+            logits[0, 0] = 1e9
+            assert largest.told(logits) is None, "of what the logits were"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_among_equal_logits_the_lowest_token_and_no_number_shows(path):
+    """All weights of the head nothing: all logits equal. Hidden states that are no numbers: so is the largest logit."""
+    runner = load(path, dtype="float32")
+    slot = runner.kv.acquire()
+    body = runner._body
+    norm = torch.zeros(body._model.hidden)
+    kept = norm.clone()
+    ctypes.memmove(kept.data_ptr(), body._model.final_norm, kept.nbytes)
+    try:
+        ctypes.memmove(body._model.final_norm, norm.data_ptr(), norm.nbytes)
+        logits = runner.forward([Segment(slot, 0, ids(3), 3)])
+        assert largest.told(logits) == ([0, 0, 0], [0.0, 0.0, 0.0])
+        norm.fill_(float("nan"))
+        ctypes.memmove(body._model.final_norm, norm.data_ptr(), norm.nbytes)
+        logits = runner.forward([Segment(slot, 3, ids(1), 1)])
+        with pytest.raises(BadLogitsError):
+            choose(logits, [TokenRow(SamplingParams(temperature=0.0), 4)])
+    finally:
+        ctypes.memmove(body._model.final_norm, kept.data_ptr(), kept.nbytes)
