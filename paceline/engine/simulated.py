@@ -19,6 +19,7 @@ from paceline.config import SimulationConfig
 from paceline.engine.kv import KVShape, SlotKV
 from paceline.engine.packing import Segment, check_segments
 from paceline.model_store import resolve_model_dir
+from paceline.sampling import largest
 from paceline.sampling.noise import mix64
 from paceline.tokenizer import Tokenizer
 from paceline.types import ModelInfo
@@ -117,5 +118,8 @@ class SimulatedRunner:
         for segment in segments:
             self.kv.extend(segment.slot, len(segment.token_ids))
         logits = np.stack(rows) if rows else np.empty((0, self.source.vocab_size), dtype=np.float32)
+        best = logits.argmax(1)  # in the device's time, as kernels do
+        found = torch.from_numpy(logits)
+        largest.tell(found, best.tolist(), np.take_along_axis(logits, best[:, None], 1)[:, 0].tolist())
         simulation.sleep_until(started + self._cost.seconds(num_rows, context))
-        return torch.from_numpy(logits)
+        return found

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kMaxMatch = 32;
 constexpr int kMaxK = 64;
+constexpr double kSurest = 0.99;
 
 struct Cell {
   double right, expected;
@@ -53,8 +54,9 @@ class Path {
  public:
   bool add(int64_t token, Cell* cell, double share, double factor, double bar) {
     const double chance = share * cell->right / cell->expected;
+    const double sure = std::min(chance, kSurest);
     double probability = count_ ? probabilities_[count_ - 1] : 1.0;
-    if (chance * factor < 1.0) probability *= chance * factor;
+    probability *= sure * factor / (1.0 - sure + sure * factor);
     if (probability < bar) return false;
     tokens_[count_] = token;
     cells_[count_] = cell;

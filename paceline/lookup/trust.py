@@ -15,6 +15,7 @@ _PRIOR_RIGHT = 0.6
 _OWN_PRIOR = 4.0  # guesses that a text's own experience has to outweigh
 _OWN_KEEP = 0.97
 _MOST_BETTER = 1.3
+_SUREST = 0.99
 
 
 Cell: TypeAlias = list[float]
@@ -75,9 +76,10 @@ class Path:
     def add(self, token_id: int, cell: Cell, share: float, factor: float, bar: float) -> bool:
         """One more guess, unless the path gets less likely than ``bar``; whether it was added."""
         chance = share * cell[0] / cell[1]
+        # A text's luck scales odds: chances times a luck above 1 would stay at certainty, however deep the path.
+        sure = min(chance, _SUREST)
         probability = self.probabilities[-1] if self.probabilities else 1.0
-        if chance * factor < 1.0:
-            probability *= chance * factor
+        probability *= sure * factor / (1.0 - sure + sure * factor)
         if probability < bar:
             return False
         self.token_ids.append(token_id)

@@ -84,14 +84,6 @@ inline Vec fold<1>(Vec a, Vec b) {
          __builtin_shuffle(a, b, IntVec{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
 }
 
-// Lane i of the result is the sum of all lanes of v[i].
-inline Vec sums(Vec (&v)[16]) {
-  for (int i = 0; i < 8; ++i) v[i] = fold<8>(v[2 * i], v[2 * i + 1]);
-  for (int i = 0; i < 4; ++i) v[i] = fold<4>(v[2 * i], v[2 * i + 1]);
-  for (int i = 0; i < 2; ++i) v[i] = fold<2>(v[2 * i], v[2 * i + 1]);
-  return fold<1>(v[0], v[1]);
-}
-
 inline float sum(Vec v) {
   v = fold<8>(v, v);
   v = fold<4>(v, v);
