@@ -163,8 +163,9 @@ class BackoffLookup:
     def guess(self, handle: int, token_ids: Sequence[int], *, prompt_len: int, scope: str, k: int) -> Weighed:
         """Token after token, each from the ones before it, guessed ones included."""
         text, length = self._texts[handle]
+        weighed = text.guess(token_ids[length:], min(k, MAX_K))
         self._texts[handle] = text, len(token_ids)
-        return text.guess(token_ids[length:], min(k, MAX_K))
+        return weighed
 
     def close(self, handle: int) -> None:
         """Forget it."""

@@ -167,6 +167,7 @@ class NativeHistory:
     def __init__(self, library: ctypes.CDLL, capacity: int, levels: Sequence[int], log_buckets: int) -> None:
         self._library = library
         self._max_k = 0
+        self._out = array("i")
         self._handle: int | None = library.history_make(
             capacity, len(levels), (ctypes.c_int * len(levels))(*levels), log_buckets
         )

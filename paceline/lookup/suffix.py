@@ -61,10 +61,11 @@ class SuffixLookup:
         """Read what is new, learn from it, look up the suffix."""
         text = self._texts[handle]
         new = token_ids[len(text.token_ids) :]
-        text.token_ids += new
         text.prompt_len = prompt_len
         text.scope = "shared" if self._shared else scope
-        return text.text.guess(new, self._pool if text.scope else None, text.scope, min(k, MAX_K))
+        weighed = text.text.guess(new, self._pool if text.scope else None, text.scope, min(k, MAX_K))
+        text.token_ids += new  # not before: what cannot be read must not go into the pool either
+        return weighed
 
     def close(self, handle: int) -> None:
         """Hand the text to the pool."""

@@ -1,5 +1,6 @@
 """Suffix drafting: whose text serves whom, what is remembered, how much is guessed."""
 
+import contextlib
 import random
 
 import pytest
@@ -201,6 +202,22 @@ def test_odd_ids_and_odd_lengths():
     assert once(drafter, 3, [7] * 5000, k=64) == [7] * 64
 
 
+@pytest.mark.parametrize("token", [2**31, 2**32 - 1, 2**40])
+def test_a_text_that_cannot_be_read_harms_nobody_else(token):
+    """Ids beyond 31 bits: what cannot be looked up stays out of the pool, which goes on serving all others."""
+    drafter = make()
+    finish(drafter, 1, list(range(50)))
+    drafter.open(2)
+    for _ in range(2):
+        with contextlib.suppress(OverflowError):
+            ask(drafter, 2, [5, token, 6, 7])
+    drafter.close(2)
+    finish(drafter, 3, list(range(200, 250)))
+    assert drafter._pool.num_waiting == 0
+    assert once(drafter, 4, [9, 5, 6]) == [7, 8, 9, 10]
+    assert once(drafter, 5, [9, 205, 206]) == [207, 208, 209, 210]
+
+
 def test_closes_in_any_order_and_twice():
     """Closing what was never asked, what is unknown, and in reverse: nothing breaks, nothing stays."""
     drafter = make()
@@ -257,7 +274,11 @@ def test_compiled_and_python_guess_the_same_to_the_last_bit(seed, bar, words):
             drafter.open(handle)
         for other in rng.sample(sorted(texts), min(3, len(texts))):
             for _ in range(rng.randint(1, 6)):
-                asked = {"prompt_len": 3, "scope": ("a", "b", "")[other % 3], "k": rng.choice([1, 4, 8, 64])}
+                asked = {
+                    "prompt_len": 3,
+                    "scope": ("a", "b", "")[other % 3],
+                    "k": rng.choice([0, 1, 4, 8, 64]),
+                }
                 one, two = (drafter.guess(other, texts[other], **asked) for drafter in drafters)
                 assert one == two
                 texts[other] += one.token_ids[: rng.randint(0, 3)] or [rng.randrange(words)]
