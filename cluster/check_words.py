@@ -11,7 +11,7 @@ from gates.bimodal import shape_of
 from gates.bootstrap import Estimate
 from gates.capacity import FILL
 from gates.check import FEWEST, GOLDEN_ACCEPTANCE, SHORT_OUTPUT, Check, TaskCheck
-from gates.noise import Noise, against
+from gates.noise import Noise, against, beyond
 from gates.pairs import Verdict
 from gates.tail_gate import ENOUGH_FOR_P99, FEWEST_FOR_TAIL, TAIL_LIMIT, WHOLE
 
@@ -307,6 +307,7 @@ def _tail(check: Check) -> Gate:
 def _tail_row(check: Check, name: str, ratio: Estimate) -> tuple[str, ...]:
     """One time of the tail: ratio, mark, what plain decoding moved by itself, what follows."""
     said, whole = against(ratio, TAIL_LIMIT), name == WHOLE
+    moved = check.noise.tails.get(name)
     shown = check.tail.verdict is Verdict.YES or (check.tail.requests or ENOUGH_FOR_P99) >= ENOUGH_FOR_P99
     if name in check.tail.failing:
         verdict = "FAILS"
@@ -314,9 +315,10 @@ def _tail_row(check: Check, name: str, ratio: Estimate) -> tuple[str, ...]:
         verdict = "within noise"
     elif said is Verdict.NO or (whole and said is Verdict.YES and not shown):
         verdict = "too few"
+    elif said is Verdict.YES and (whole or beyond(ratio, TAIL_LIMIT, moved)):
+        verdict = "holds"
     else:
-        verdict = "holds" if said is Verdict.YES else "open" if whole else "not shown worse"
-    moved = check.noise.tails.get(name)
+        verdict = "open" if whole else "not shown worse"
     return (
         name,
         _interval(ratio),

@@ -337,10 +337,16 @@ def with_ledger_file(config: "PacelineConfig") -> "PacelineConfig":
 def settings_in_words(config: "PacelineConfig", cluster: "Cluster") -> str:
     """The settings that differ from the defaults, and where all of them stand."""
     from cluster.launch import SETTINGS_FILE
+    from router.plan import STAND_INS
 
     changed = config.changed_toml_lines()
     lines = ["Settings: " + ("the defaults" if not changed else "the defaults, but")]
     lines += [f"  {line}" for line in changed]
+    if not (config.router.plans or config.router.drafters or set(STAND_INS) & set(config.draft.drafters)):
+        lines.append(
+            f"  none of the drafters {', '.join(STAND_INS)}, so only requests that name a drafter are drafted for:\n"
+            "    settings that name a drafter name all of them, see docs/drafters.md"
+        )
     if cluster.log_dir:
         lines.append(f"  all of them: {cluster.log_dir / SETTINGS_FILE}")
     return "\n".join(lines)

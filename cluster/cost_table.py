@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import grpc
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, IncompatiblePeerError
 from paceline.serving.channel import error_from_rpc, open_channel
 from paceline.step_costs import CostTable, table_of
 from paceline.v1 import verify_pb2, verify_pb2_grpc
@@ -39,6 +39,10 @@ async def _info(address: str) -> verify_pb2.GetModelInfoResponse:
         try:
             return await stub.GetModelInfo(verify_pb2.GetModelInfoRequest(), timeout=5.0)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise IncompatiblePeerError(
+                    f"{address} is not the verify tier, which alone knows what a step costs (by default 127.0.0.1:7441)"
+                ) from error
             raise error_from_rpc(error) from error
 
 

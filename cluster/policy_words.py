@@ -27,7 +27,7 @@ def rule_in_words(rule: router_pb2.PolicyRule) -> str:
 def ledger_in_words(policy: router_pb2.GetPolicyResponse) -> str:
     """Where it is, and how much of what was before it goes on from."""
     if policy.HasField("ledger_since"):
-        remembered = f"{counted(policy.ledger_requests, 'request')} since {clock(policy.ledger_since)}"
+        remembered = f"{counted(policy.ledger_requests, 'request')} since {clock(policy.ledger_since)} (counted by hours)"
     elif policy.guards or policy.rules or policy.holdout or policy.audit:
         remembered = "no requests of the last eight days, but what was decided before"
     else:

@@ -167,6 +167,7 @@ def notes(recording: Recording) -> list[str]:
     """What whoever reads the table has to know."""
     left_out = sum(not one.replayable for one in recording.requests)
     found = ["speed: over plain decoding, estimated from the recorded step costs; drafting is timed here."]
+    found.append("acceptance: accepted over drafted tokens; by position: of those behind right ones.")
     if left_out:
         found.append(f"{left_out} requests left out: under a sampled law, or without a round.")
     if recording.num_dropped:

@@ -26,6 +26,8 @@ def why_so_deep(record: RoundRecord, k_max: int) -> str:
         f"{record.expected_tokens:.2f} expected tokens; " if record.asked and record.expected_tokens else ""
     )
     price = ""
-    if record.depth_reason in {DepthReason.COST, DepthReason.TAIL} and record.next_cost_s:
+    # Where the row alone looks cheap something else decided (drafting, rows further on): the figures would contradict.
+    dear = record.depth_reason is DepthReason.COST and record.next_cost_s > record.next_worth_s
+    if dear or (record.depth_reason is DepthReason.TAIL and record.next_cost_s):
         price = f": {1e3 * record.next_cost_s:.1f} ms for {1e3 * record.next_worth_s:.1f} ms worth"
     return f"asked {record.asked} of {k_max}: {expected}{why}{price}"

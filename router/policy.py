@@ -200,6 +200,8 @@ class Policy:
             names = self._table.preferred(ask.task)
             wanted = next((name for name in names if name in ask.available), names[0])
             state = "not available now" if wanted in ask.available else "not known to the verify tier"
+            if ask.available and wanted not in ask.available:
+                state += f", which knows {', '.join(sorted(ask.available))} (draft.drafters)"
             if ask.available.get(wanted):
                 state = "forbidden by an operator's rule"
             return f"drafter {wanted!r} is {state}; with it: {self._table.reason(ask.task)}"

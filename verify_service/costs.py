@@ -221,7 +221,7 @@ def load_or_measure(runner: Runner, budget_s: float) -> CostTable | None:
         if found_s is None or told_s / _OTHER_MACHINE < found_s < told_s * _OTHER_MACHINE:
             return table
         log.warning(
-            "cost table does not fit",
+            "kept step costs do not fit the machine as it is now",
             extra={"path": str(path), "told_ms": 1e3 * told_s, "found_ms": 1e3 * found_s},
         )
     if budget_s <= 0:

@@ -10,6 +10,8 @@ from cluster.cost_table import cost_lines, cost_table
 from cluster.plan_words import plan_lines
 from gates.plan import Scenario, plan
 from paceline.config import load_config
+from paceline.errors import IncompatiblePeerError
+from paceline.serving import TierServer
 from paceline.simulation import DeviceCost
 from paceline.testing.tiny_models import tiny_model_dir
 
@@ -37,3 +39,14 @@ async def test_a_verify_replica_shows_what_its_steps_cost(tmp_path: Path, monkey
         assert "1 sequence" in lines
         assert "2 sequences" in lines
         assert any(line.strip().startswith("5 rows") for line in lines)
+
+
+async def test_the_address_of_another_tier_is_told_in_words() -> None:
+    """The router's port in place of the verify tier's."""
+    server = TierServer(load_config(None, ["router.server.port=0"]).router.server, services=[])
+    await server.start()
+    try:
+        with pytest.raises(IncompatiblePeerError, match="is not the verify tier"):
+            await cost_lines(server.address)
+    finally:
+        await server.stop(0)
