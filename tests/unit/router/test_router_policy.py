@@ -117,7 +117,9 @@ def test_short_outputs_missing_drafters_and_full_memory_go_plain():
     assert decider.decide(ask(max_tokens=20)).plan.mode is Mode.SPECULATIVE
     assert "'ngram' is not available now" in decider.decide(ask(available={"ngram": False})).plan.reason
     assert "not known to the verify tier" in decider.decide(ask(available={})).plan.reason
-    assert "which knows phrase (draft.drafters)" in decider.decide(ask(available={"phrase": True})).plan.reason
+    assert (
+        "which knows phrase (draft.drafters)" in decider.decide(ask(available={"phrase": True})).plan.reason
+    )
     assert "memory" in decider.decide(ask(has_room=False)).plan.reason
     assert decider.decide(ask(has_room=False)).arm is Arm.INELIGIBLE
 
