@@ -381,7 +381,8 @@ class Engine {
     pieces_.clear();
     bool whole = cut_tiles(batch, kTile);
     const int64_t tasks = static_cast<int64_t>(tiles_.size()) * model_.kv_heads;
-    way_ = !whole ? Way::kMany : threads > 1 && tasks < 3 * threads ? Way::kApart : Way::kTogether;
+    const bool apart = threads > 1 && tasks < 3 * threads && batch.rows <= kFewRows;  // so that their scores take little memory
+    way_ = !whole ? Way::kMany : apart ? Way::kApart : Way::kTogether;
     // As many rows in a task as leave enough tasks for all threads.
     const int64_t most = batch.rows * model_.kv_heads / (2 * threads);
     if (way_ == Way::kMany && most < kTile) cut_tiles(batch, std::max<int64_t>(most, 1));
