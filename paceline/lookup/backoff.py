@@ -233,7 +233,7 @@ class NativeTexts:
     """The same over ``lookup.cpp``."""
 
     def __init__(self, library: ctypes.CDLL, table: BackoffTable, min_probability: float) -> None:
-        self.library = library
+        self.core = library
         self.min_probability = min_probability
         self._arrays = table.arrays  # compiled code reads them where they are
         addresses = [array.ctypes.data for array in self._arrays]
@@ -242,7 +242,7 @@ class NativeTexts:
 
     def text(self) -> BackoffText:
         """An empty one. Raises MemoryError."""
-        return _NativeText(self, Handle(self.library, "backoff_text"))
+        return _NativeText(self, Handle(self.core, "backoff_text"))
 
 
 class _NativeText:
@@ -254,7 +254,7 @@ class _NativeText:
     def guess(self, new: Sequence[int], k: int) -> Weighed:
         """See BackoffText."""
         texts, tokens, answer = self._texts, array("i", new), self._texts.answer
-        made = texts.library.backoff_guess(
+        made = texts.core.backoff_guess(
             texts.table.pointer, self._text.pointer, tokens.buffer_info()[0], len(tokens),
             k, texts.min_probability, answer.tokens_at, answer.probabilities_at,
         )  # fmt: skip

@@ -157,7 +157,7 @@ class NativeTexts:
     """Texts that trust in common, over ``lookup.cpp``."""
 
     def __init__(self, library: ctypes.CDLL, min_probability: float) -> None:
-        self.library = library
+        self.core = library
         self.min_probability = min_probability
         self.trust = Handle(library, "trust")
         self.answer = Answer()
@@ -166,7 +166,7 @@ class NativeTexts:
     def text(self) -> SuffixText:
         """An empty one. Raises MemoryError."""
         return _NativeText(
-            self, Handle(self.library, "suffix_text", _OWN_ROOM, self._levels, len(_OWN_LEVELS))
+            self, Handle(self.core, "suffix_text", _OWN_ROOM, self._levels, len(_OWN_LEVELS))
         )
 
 
@@ -181,7 +181,7 @@ class _NativeText:
         texts, tokens = self._texts, array("i", new)
         history, number = pool.native(scope) if pool is not None else (None, 0)
         answer = texts.answer
-        made = texts.library.suffix_guess(
+        made = texts.core.suffix_guess(
             self._text.pointer, texts.trust.pointer, history, number, tokens.buffer_info()[0], len(tokens),
             MAX_FOUND, MAX_STEPS, k, texts.min_probability, answer.tokens_at, answer.probabilities_at,
         )  # fmt: skip
