@@ -165,9 +165,7 @@ class NativeTexts:
 
     def text(self) -> SuffixText:
         """An empty one. Raises MemoryError."""
-        return _NativeText(
-            self, Handle(self.core, "suffix_text", _OWN_ROOM, self._levels, len(_OWN_LEVELS))
-        )
+        return _NativeText(self, Handle(self.core, "suffix_text", _OWN_ROOM, self._levels, len(_OWN_LEVELS)))
 
 
 class _NativeText:
