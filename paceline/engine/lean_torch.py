@@ -51,7 +51,7 @@ class TorchBody:
         self._dtype = dtype
         self.precision = str(dtype).removeprefix("torch.")
         self.kv_dtype = dtype
-        packs = can_pack(device)
+        packs = can_pack(device, dtype)
         self.kernels = "torch operations, " + ("linears packed for oneDNN" if packs else f"on {device.type}")
 
         def tensor(weight: torch.Tensor) -> torch.Tensor:

@@ -45,11 +45,14 @@ def pack_linears(model: torch.nn.Module) -> int:
     return count
 
 
-def can_pack(device: torch.device) -> bool:
-    """Whether this build and device have the packed kernels."""
-    return (
-        device.type == "cpu" and torch.backends.mkldnn.is_available() and hasattr(_ops(), "_linear_pointwise")
-    )
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this build and device have the packed kernels for weights of ``dtype``."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if not hasattr(_ops(), "_linear_pointwise"):
+        return False
+    # oneDNN has bfloat16 from some of AVX-512 on; elsewhere packing raises, while plain layers compute it, slowly.
+    return dtype != torch.bfloat16 or bool(_ops()._is_mkldnn_bf16_supported())
 
 
 def _packed(module: torch.nn.Module) -> PackedLinear | None:

@@ -43,7 +43,7 @@ class ReferenceRunner:
         self.eos_token_ids = source.eos_token_ids
         capacity = source.capacity(max_context)
         self._probe_ids = probe_ids(source.config.vocab_size, capacity)
-        packed = can_pack(self.device) and pack_linears(loaded.model) > 0
+        packed = can_pack(self.device, source.dtype) and pack_linears(loaded.model) > 0
         self.kv = SlotKV(
             self._probe_shape(source.config, capacity),
             num_slots=kv_slots,

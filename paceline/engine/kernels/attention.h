@@ -17,11 +17,7 @@
 namespace {
 
 constexpr int kTile = 8;           // most rows
-#if defined(__AVX512F__)
-constexpr int kBlocks = 4;         // of keys at a time: as many chains as keep both multipliers busy
-#else
-constexpr int kBlocks = 2;         // half as many registers, half as long
-#endif
+constexpr int kBlocks = 4 / kRegs;  // of keys at a time: as many chains as keep both multipliers busy, and no more than there are registers
 constexpr int64_t kStretch = kBlocks * kLanes;  // positions whose keys, or values, stay in the first cache while all rows pass over them
 constexpr int64_t kAskEvery = 4;   // dimensions
 constexpr int64_t kWeightsEvery = 16;
@@ -81,28 +77,27 @@ class Soon {
 template <int kGroup, int kCount, bool kAsks, typename Kind, typename Soon>
 inline void score(const float* query, int64_t size, const Kind* keys, int64_t block_stride, const Look& look, float* scores,
                   Soon& soon) {
-  Vec total[kGroup][kCount];
-  for (int g = 0; g < kGroup; ++g) {
-    for (int b = 0; b < kCount; ++b) total[g][b] = Vec{};
-  }
+  constexpr int kKeys = kCount * kRegs;
+  Reg total[kGroup][kKeys] = {};
   for (int64_t from = 0; from < size; from += kAskEvery) {
     if (kAsks) soon.ask(kAskEvery);
     if (from % kWeightsEvery == 0) look.ahead->ask(kAsked * kGroup);
     for (int64_t d = from; d < from + kAskEvery; ++d) {
-      Vec key[kCount];
+      Reg numbers[kGroup];
 #pragma GCC unroll 4
-      for (int b = 0; b < kCount; ++b) key[b] = widen(keys + b * block_stride + d * kLanes);
+      for (int g = 0; g < kGroup; ++g) numbers[g] = splat_reg(query[g * size + d]);
+#pragma GCC unroll 8
+      for (int i = 0; i < kKeys; ++i) {
+        const Reg key = widen(keys + i / kRegs * block_stride + d * kLanes + i % kRegs * kReg);
 #pragma GCC unroll 4
-      for (int g = 0; g < kGroup; ++g) {
-        const Vec number = splat(query[g * size + d]);
-#pragma GCC unroll 4
-        for (int b = 0; b < kCount; ++b) total[g][b] = fma(number, key[b], total[g][b]);
+        for (int g = 0; g < kGroup; ++g) total[g][i] = fma(numbers[g], key, total[g][i]);
       }
     }
   }
-  const Vec scaling = splat(look.scaling);
+#pragma GCC unroll 4
   for (int g = 0; g < kGroup; ++g) {
-    for (int b = 0; b < kCount; ++b) store(scores + g * look.scores_stride + b * kLanes, total[g][b] * scaling);
+#pragma GCC unroll 8
+    for (int i = 0; i < kKeys; ++i) store(scores + g * look.scores_stride + i * kReg, total[g][i] * splat_reg(look.scaling));
   }
 }
 
@@ -111,8 +106,10 @@ template <int kGroup, bool kAsks, typename Kind, typename Soon>
 inline void score(const float* query, int64_t size, const Kind* keys, int64_t block_stride, int64_t count, const Look& look,
                   float* scores, Soon& soon) {
   switch (count) {
+#if defined(__AVX512F__)
     case 4: score<kGroup, 4, kAsks>(query, size, keys, block_stride, look, scores, soon); break;
     case 3: score<kGroup, 3, kAsks>(query, size, keys, block_stride, look, scores, soon); break;
+#endif
     case 2: score<kGroup, 2, kAsks>(query, size, keys, block_stride, look, scores, soon); break;
     case 1: score<kGroup, 1, kAsks>(query, size, keys, block_stride, look, scores, soon); break;
     default: break;  // the row ends before
@@ -133,7 +130,7 @@ void score_rows(const Look& look, int64_t first, int64_t end) {
       for (int64_t d = 0; d < kSize; ++d) {
         soon.ask(1);
         for (int64_t b = 0; b < count; ++b) {
-          store(look.widened + (b * kSize + d) * kLanes, widen(keys + b * block_stride + d * kLanes));
+          widen(keys + b * block_stride + d * kLanes, kLanes, look.widened + (b * kSize + d) * kLanes);
         }
       }
     }
@@ -156,42 +153,52 @@ void score_rows(const Look& look, int64_t first, int64_t end) {
 // there may be no number.
 inline float weigh(float* scores, int64_t length) {
   const int64_t blocks = blocks_of(length);
-  const IntVec place{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   float* end = scores + (blocks - 1) * kLanes;
-  store(end, place < static_cast<int32_t>(length - (blocks - 1) * kLanes) ? load(end) : splat(-INFINITY));
+  const IntVec seen = places() < splat(static_cast<int32_t>(length - (blocks - 1) * kLanes));
+  store(end, select(seen, load(end), splat(-INFINITY)));
   Vec best = splat(-INFINITY);
   for (int64_t block = 0; block < blocks; ++block) best = max(best, load(scores + block * kLanes));
   const Vec top = splat(highest(best));
   Vec weights{};
   for (int64_t block = 0; block < blocks; ++block) {
     const Vec score = load(scores + block * kLanes);
-    const Vec weight = score == splat(-INFINITY) ? Vec{} : exponential(score - top);
+    const Vec weight = select(score == splat(-INFINITY), Vec{}, exponential(score - top));
     weights += weight;
     store(scores + block * kLanes, weight);
   }
   return sum(weights);
 }
 
-// out += weights of positions `from` .. `to` times their values, of which the first is that of `from`, in ascending order.
-template <int kVecs, int kGroup, typename Kind>
+// out += weights of positions `from` .. `to` times their values, of which the first is that of `from`, in ascending order: numbers
+// kFirst and on, as many as their sums have registers for.
+template <int kSize, int kGroup, int kFirst = 0, typename Kind>
 inline void gather(const float* weights, int64_t weights_stride, const Kind* values, int64_t stride, int64_t from,
                    int64_t to, float* out) {
-  Vec total[kGroup][kVecs];
+  constexpr int kCount = std::min((kSize - kFirst) / kReg, std::max(kSums / kGroup, 1)), kNext = kFirst + kCount * kReg;
+  Reg total[kGroup][kCount];
+#pragma GCC unroll 4
   for (int g = 0; g < kGroup; ++g) {
-    for (int v = 0; v < kVecs; ++v) total[g][v] = from == 0 ? Vec{} : load(out + (g * kVecs + v) * kLanes);
+#pragma GCC unroll 24
+    for (int i = 0; i < kCount; ++i) total[g][i] = from == 0 ? Reg{} : load_reg(out + g * kSize + kFirst + i * kReg);
   }
   for (int64_t j = from; j < to; ++j) {
-    const Kind* value = values + (j - from) * stride;
-#pragma GCC unroll 16
-    for (int v = 0; v < kVecs; ++v) {
-      const Vec part = widen(value + v * kLanes);
+    const Kind* value = values + (j - from) * stride + kFirst;
+    Reg shares[kGroup];
 #pragma GCC unroll 4
-      for (int g = 0; g < kGroup; ++g) total[g][v] = fma(splat(weights[g * weights_stride + j]), part, total[g][v]);
+    for (int g = 0; g < kGroup; ++g) shares[g] = splat_reg(weights[g * weights_stride + j]);
+#pragma GCC unroll 24
+    for (int i = 0; i < kCount; ++i) {
+      const Reg part = widen(value + i * kReg);
+#pragma GCC unroll 4
+      for (int g = 0; g < kGroup; ++g) total[g][i] = fma(shares[g], part, total[g][i]);
     }
   }
+#pragma GCC unroll 4
   for (int g = 0; g < kGroup; ++g) {
-    for (int v = 0; v < kVecs; ++v) store(out + (g * kVecs + v) * kLanes, total[g][v]);
+#pragma GCC unroll 24
+    for (int i = 0; i < kCount; ++i) store(out + g * kSize + kFirst + i * kReg, total[g][i]);
   }
+  if constexpr (kNext < kSize) gather<kSize, kGroup, kNext>(weights, weights_stride, values, stride, from, to, out);
 }
 
 // From the scores of all rows to what they take from the values.
@@ -201,6 +208,7 @@ void gather_rows(const Look& look) {
   const bool widens = !std::is_same<Kept, float>::value && look.rows > 2;
   float divisors[kTile][kGroup];
   for (int64_t r = 0; r < look.rows; ++r) {
+#pragma GCC unroll 4
     for (int g = 0; g < kGroup; ++g) {
       divisors[r][g] = weigh(look.scores + r * look.row_scores + g * look.scores_stride, look.length + r);
     }
@@ -209,9 +217,7 @@ void gather_rows(const Look& look) {
     const Kept* values = static_cast<const Kept*>(look.values) + from * look.kv_stride;
     if (widens) {
       for (int64_t j = 0; j < std::min(kStretch, look.last() - from); ++j) {
-        for (int v = 0; v < kVecs; ++v) {
-          store(look.widened + (j * kVecs + v) * kLanes, widen(values + j * look.kv_stride + v * kLanes));
-        }
+        widen(values + j * look.kv_stride, kSize, look.widened + j * kSize);
       }
     }
     for (int64_t r = 0; r < look.rows; ++r) {
@@ -220,17 +226,18 @@ void gather_rows(const Look& look) {
       const float* weights = look.scores + r * look.row_scores;
       float* out = look.out + r * look.out_stride;
       if (widens) {
-        gather<kVecs, kGroup>(weights, look.scores_stride, look.widened, kSize, from, to, out);
+        gather<kSize, kGroup>(weights, look.scores_stride, look.widened, kSize, from, to, out);
       } else {
-        gather<kVecs, kGroup>(weights, look.scores_stride, values, look.kv_stride, from, to, out);
+        gather<kSize, kGroup>(weights, look.scores_stride, values, look.kv_stride, from, to, out);
       }
     }
   }
   for (int64_t r = 0; r < look.rows; ++r) {
+#pragma GCC unroll 4
     for (int g = 0; g < kGroup; ++g) {
       float* out = look.out + r * look.out_stride + g * kSize;
-      const Vec inverse = splat(1.0f / divisors[r][g]);
-      for (int v = 0; v < kVecs; ++v) store(out + v * kLanes, load(out + v * kLanes) * inverse);
+      const Reg inverse = splat_reg(1.0f / divisors[r][g]);
+      for (int64_t i = 0; i < kSize; i += kReg) store(out + i, load_reg(out + i) * inverse);
     }
   }
 }

@@ -74,9 +74,8 @@ def prebuild(directory: Path) -> list[Path]:
     common = [option for option in _OPTIONS if not option.startswith("-march")]
 
     def make(level: str) -> Path:
-        fused = "off" if level.startswith("avx512") else "fast"
         target = directory / _prebuilt_name(level)
-        _compile(compiler, [*common, *LEVELS[level][0], f"-ffp-contract={fused}"], target)
+        _compile(compiler, [*common, *LEVELS[level][0], "-ffp-contract=off"], target)
         return target
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # each waits for a compiler
@@ -139,7 +138,7 @@ def _compile(compiler: str, options: list[str], target: Path) -> None:
 
 def _fuses_explicitly() -> bool:
     """Whether the source says itself where multiplication and addition are one operation."""
-    return "avx512f" in _processor()
+    return set(_processor().split()) >= _V3
 
 
 def _processor() -> str:

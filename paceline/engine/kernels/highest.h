@@ -14,24 +14,24 @@ class Highest {
  public:
   void start() {
     top_ = splat(-INFINITY);
-    index_ = IntVec{} + INT32_MAX;
+    index_ = splat(INT32_MAX);
     odd_ = IntVec{};
   }
 
   // Logits `first` to `first` + 15, of which `count` exist.
   void add(Vec values, int64_t first, int64_t count) {
-    const IntVec place{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const IntVec index = place + static_cast<int32_t>(first), exists = place < static_cast<int32_t>(std::min<int64_t>(count, kLanes));
+    const IntVec index = places() + splat(static_cast<int32_t>(first));
+    const IntVec exists = places() < splat(static_cast<int32_t>(std::min<int64_t>(count, kLanes)));
     const IntVec higher = exists & ((values > top_) | ((values == top_) & (index < index_)));
-    top_ = higher ? values : top_;
-    index_ = higher ? index : index_;
+    top_ = select(higher, values, top_);
+    index_ = select(higher, index, index_);
     odd_ |= exists & (values != values);
   }
 
   void merge(const Highest& other) {
     const IntVec higher = (other.top_ > top_) | ((other.top_ == top_) & (other.index_ < index_));
-    top_ = higher ? other.top_ : top_;
-    index_ = higher ? other.index_ : index_;
+    top_ = select(higher, other.top_, top_);
+    index_ = select(higher, other.index_, index_);
     odd_ |= other.odd_;
   }
 

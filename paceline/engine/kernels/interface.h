@@ -38,7 +38,7 @@ struct Model {
   int64_t head_size;
   float epsilon;
   float scaling;    // of attention scores
-  int64_t half_kv;  // 1: keys and values are kept as float16; AVX-512 only
+  int64_t half_kv;  // 1: keys and values are kept as float16, where the processor has it
 };
 
 struct Batch {

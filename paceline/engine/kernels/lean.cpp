@@ -76,11 +76,9 @@ constexpr int64_t kMostAhead = 512 * 1024;  // bytes: a part of the second cache
 
 int64_t block_bytes(int64_t format) {
   switch (format) {
-#if defined(__AVX512F__)
+#if defined(PACELINE_BLOCKS)
     case 2: return sizeof(Block4);
     case 3: return sizeof(Block8);
-#endif
-#if defined(__AVX512VNNI__) && defined(__AVX512F__)
     case kIntegers4: case kFine4: return sizeof(Grouped4);
     case kIntegers8: case kFine8: return sizeof(Grouped8);
 #endif
@@ -521,11 +519,9 @@ int64_t paceline_block_bytes(int64_t format) { return block_bytes(format); }
 // Stores float32 [outputs, inputs] as blocks of `format`; 0 if not every number comes back bit for bit.
 int paceline_pack(int64_t format, const float* weight, int64_t inputs, int64_t outputs, void* to) {
   switch (format) {
-#if defined(__AVX512F__)
+#if defined(PACELINE_BLOCKS)
     case 2: return pack_blocks(weight, inputs, outputs, static_cast<Block4*>(to));
     case 3: return pack_blocks(weight, inputs, outputs, static_cast<Block8*>(to));
-#endif
-#if defined(__AVX512VNNI__) && defined(__AVX512F__)
     case kIntegers4: case kFine4: return pack_blocks(weight, inputs, outputs, static_cast<Grouped4*>(to));
     case kIntegers8: case kFine8: return pack_blocks(weight, inputs, outputs, static_cast<Grouped8*>(to));
 #endif

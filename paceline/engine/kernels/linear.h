@@ -17,50 +17,53 @@ constexpr int kPanel = 2 * kLanes;
 constexpr int kDepth = 192;  // inputs of a panel that stay in the first cache while all rows pass over them
 constexpr int kAhead = 32;  // inputs that are asked for in advance: with several rows the processor's own guess is late
 
-#if defined(__AVX512F__)
-constexpr int kMaxRows = 12;  // 24 sums and 2 weights fit into 32 registers
-#else
-constexpr int kMaxRows = 4;
-#endif
+constexpr int kPanelRegs = kPanel / kReg;
+constexpr int kMaxRows = kSums / kPanelRegs;
 
 // c[r][0..31] += x[r][0..depth) times weight[0..depth)[0..31]; from zero when `first`.
 template <int kRows>
 void multiply(const float* x, int64_t stride, const float* weight, int64_t depth, float* c, bool first) {
-  Vec total[kRows][2];
+  Reg total[kRows][kPanelRegs];
+#pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
-    total[r][0] = first ? Vec{} : load(c + r * kPanel);
-    total[r][1] = first ? Vec{} : load(c + r * kPanel + kLanes);
+#pragma GCC unroll 4
+    for (int i = 0; i < kPanelRegs; ++i) total[r][i] = first ? Reg{} : load_reg(c + r * kPanel + i * kReg);
   }
   for (int64_t k = 0; k < depth; ++k) {
-    const Vec low = load(weight + k * kPanel), high = load(weight + k * kPanel + kLanes);
+    Reg values[kPanelRegs];
+#pragma GCC unroll 4
+    for (int i = 0; i < kPanelRegs; ++i) values[i] = load_reg(weight + k * kPanel + i * kReg);
     __builtin_prefetch(weight + (k + kAhead) * kPanel);
     __builtin_prefetch(weight + (k + kAhead) * kPanel + kLanes);
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
-      const Vec value = splat(x[r * stride + k]);
-      total[r][0] = fma(value, low, total[r][0]);
-      total[r][1] = fma(value, high, total[r][1]);
+      const Reg input = splat_reg(x[r * stride + k]);
+#pragma GCC unroll 4
+      for (int i = 0; i < kPanelRegs; ++i) total[r][i] = fma(input, values[i], total[r][i]);
     }
   }
+#pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
-    store(c + r * kPanel, total[r][0]);
-    store(c + r * kPanel + kLanes, total[r][1]);
+#pragma GCC unroll 4
+    for (int i = 0; i < kPanelRegs; ++i) store(c + r * kPanel + i * kReg, total[r][i]);
   }
 }
 
 using Multiply = void (*)(const float*, int64_t, const float*, int64_t, float*, bool);
 
 constexpr Multiply kMultiply[] = {
-    nullptr, multiply<1>, multiply<2>, multiply<3>, multiply<4>,
+    nullptr, multiply<1>, multiply<2>, multiply<3>,
 #if defined(__AVX512F__)
-    multiply<5>, multiply<6>, multiply<7>, multiply<8>, multiply<9>, multiply<10>, multiply<11>, multiply<12>,
+    multiply<4>, multiply<5>, multiply<6>, multiply<7>, multiply<8>, multiply<9>, multiply<10>, multiply<11>, multiply<12>,
 #endif
 };
 
 constexpr int64_t kBlock = 32;  // inputs that share a scale
 constexpr int kSoon = 4, kLater = 20;  // blocks
 
-#if defined(__AVX512F__)
+#if defined(__F16C__) && defined(__FMA__) && defined(__AVX2__)
+#define PACELINE_BLOCKS  // the processor has what weights in blocks of 4 and 8 bits need
+
 // 4 bits: value = scale * q + minimum with q of 0 .. 15. One block of one panel; low halves of the bytes are outputs 0
 // to 15, high halves 16 to 31. scale * q is exact, so the one rounding of the sum is that of the original numbers.
 struct Block4 {
@@ -75,48 +78,64 @@ struct Block8 {
   int8_t q[kBlock][kPanel];
 };
 
-inline __m512 half_to_float(const uint16_t* from) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-}
-
 // Gives the 32 weights of one input after the other.
 class Reader4 {
  public:
-  explicit Reader4(const Block4& block)
-      : block_(block),
-        low_scale_(half_to_float(block.scale)),
-        high_scale_(half_to_float(block.scale + kLanes)),
-        low_minimum_(half_to_float(block.minimum)),
-        high_minimum_(half_to_float(block.minimum + kLanes)) {}
+  explicit Reader4(const Block4& block) : block_(block) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kPanelRegs; ++i) {
+      scale_[i] = widen(block.scale + i * kReg);
+      minimum_[i] = widen(block.minimum + i * kReg);
+    }
+  }
 
-  void read(int64_t k, Vec& low, Vec& high) const {
+  void read(int64_t k, Reg (&to)[kPanelRegs]) const {
+#if defined(__AVX512F__)
     const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block_.q[k])));
-    const __m512 low_q = _mm512_permutexvar_ps(both, table);  // looks at the lowest four bits only
-    const __m512 high_q = _mm512_permutexvar_ps(_mm512_srli_epi32(both, 4), table);
-    low = (Vec)_mm512_fmadd_ps(low_q, low_scale_, low_minimum_);
-    high = (Vec)_mm512_fmadd_ps(high_q, high_scale_, high_minimum_);
+    const Reg low = (Reg)_mm512_permutexvar_ps(both, table);  // looks at the lowest four bits only
+    const Reg high = (Reg)_mm512_permutexvar_ps(_mm512_srli_epi32(both, 4), table);
+    to[0] = fma(low, scale_[0], minimum_[0]);
+    to[1] = fma(high, scale_[1], minimum_[1]);
+#else
+    for (int i = 0; i < kRegs; ++i) {
+      const __m256i both = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(block_.q[k] + i * kReg)));
+      const Reg low = (Reg)_mm256_cvtepi32_ps(_mm256_and_si256(both, _mm256_set1_epi32(15)));
+      const Reg high = (Reg)_mm256_cvtepi32_ps(_mm256_srli_epi32(both, 4));
+      to[i] = fma(low, scale_[i], minimum_[i]);
+      to[kRegs + i] = fma(high, scale_[kRegs + i], minimum_[kRegs + i]);
+    }
+#endif
   }
 
  private:
   const Block4& block_;
-  __m512 low_scale_, high_scale_, low_minimum_, high_minimum_;
+  Reg scale_[kPanelRegs], minimum_[kPanelRegs];
 };
 
 class Reader8 {
  public:
-  explicit Reader8(const Block8& block)
-      : block_(block), low_scale_(half_to_float(block.scale)), high_scale_(half_to_float(block.scale + kLanes)) {}
+  explicit Reader8(const Block8& block) : block_(block) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kPanelRegs; ++i) scale_[i] = widen(block.scale + i * kReg);
+  }
 
-  void read(int64_t k, Vec& low, Vec& high) const {
-    const __m128i* q = reinterpret_cast<const __m128i*>(block_.q[k]);
-    low = (Vec)_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(q))), low_scale_);
-    high = (Vec)_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(q + 1))), high_scale_);
+  void read(int64_t k, Reg (&to)[kPanelRegs]) const {
+#pragma GCC unroll 4
+    for (int i = 0; i < kPanelRegs; ++i) to[i] = numbers(block_.q[k] + i * kReg) * scale_[i];
   }
 
  private:
+  static Reg numbers(const int8_t* from) {
+#if defined(__AVX512F__)
+    return (Reg)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+    return (Reg)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#endif
+  }
+
   const Block8& block_;
-  __m512 low_scale_, high_scale_;
+  Reg scale_[kPanelRegs];
 };
 
 inline Reader4 reader(const Block4& block) { return Reader4(block); }
@@ -137,24 +156,25 @@ inline void prefetch(const Block* block) {
 // The product of a whole panel with a few rows: the weights never leave the registers.
 template <typename Block, int kRows>
 void multiply_blocks(const float* x, int64_t stride, const Block* blocks, int64_t count, float* c) {
-  Vec total[kRows][2] = {};
+  Reg total[kRows][kPanelRegs] = {};
   for (int64_t b = 0; b < count; ++b) {
     prefetch(blocks + b);
     const auto weights = reader(blocks[b]);
     for (int64_t k = 0; k < kBlock; ++k) {
-      Vec low, high;
-      weights.read(k, low, high);
+      Reg values[kPanelRegs];
+      weights.read(k, values);
 #pragma GCC unroll 12
       for (int r = 0; r < kRows; ++r) {
-        const Vec value = splat(x[r * stride + b * kBlock + k]);
-        total[r][0] = fma(value, low, total[r][0]);
-        total[r][1] = fma(value, high, total[r][1]);
+        const Reg input = splat_reg(x[r * stride + b * kBlock + k]);
+#pragma GCC unroll 4
+        for (int i = 0; i < kPanelRegs; ++i) total[r][i] = fma(input, values[i], total[r][i]);
       }
     }
   }
+#pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
-    store(c + r * kPanel, total[r][0]);
-    store(c + r * kPanel + kLanes, total[r][1]);
+#pragma GCC unroll 4
+    for (int i = 0; i < kPanelRegs; ++i) store(c + r * kPanel + i * kReg, total[r][i]);
   }
 }
 
@@ -162,9 +182,11 @@ template <typename Block>
 void multiply_blocks(const Linear& linear, int64_t panel, const float* x, int64_t rows, float* c) {
   constexpr void (*kKernels[])(const float*, int64_t, const Block*, int64_t, float*) = {
       nullptr,
-      multiply_blocks<Block, 1>, multiply_blocks<Block, 2>, multiply_blocks<Block, 3>, multiply_blocks<Block, 4>,
-      multiply_blocks<Block, 5>, multiply_blocks<Block, 6>, multiply_blocks<Block, 7>, multiply_blocks<Block, 8>,
+      multiply_blocks<Block, 1>, multiply_blocks<Block, 2>, multiply_blocks<Block, 3>,
+#if defined(__AVX512F__)
+      multiply_blocks<Block, 4>, multiply_blocks<Block, 5>, multiply_blocks<Block, 6>, multiply_blocks<Block, 7>, multiply_blocks<Block, 8>,
       multiply_blocks<Block, 9>, multiply_blocks<Block, 10>, multiply_blocks<Block, 11>, multiply_blocks<Block, 12>,
+#endif
   };
   const int64_t count = linear.inputs / kBlock;
   kKernels[rows](x, linear.inputs, static_cast<const Block*>(linear.weight) + panel * count, count, c);
@@ -177,10 +199,9 @@ const float* expand_blocks(const Linear& linear, int64_t panel, int64_t at, int6
     prefetch(from + i);
     const auto weights = reader(from[i]);
     for (int64_t k = 0; k < kBlock; ++k) {
-      Vec low, high;
-      weights.read(k, low, high);
-      store(scratch + (i * kBlock + k) * kPanel, low);
-      store(scratch + (i * kBlock + k) * kPanel + kLanes, high);
+      Reg values[kPanelRegs];
+      weights.read(k, values);
+      for (int r = 0; r < kPanelRegs; ++r) store(scratch + (i * kBlock + k) * kPanel + r * kReg, values[r]);
     }
   }
   return scratch;
@@ -261,7 +282,7 @@ bool pack_blocks(const float* weight, int64_t inputs, int64_t outputs, Block* to
 
 // `depth` inputs of a panel, from input `at` on, as float32.
 inline const float* expand(const Linear& linear, int64_t panel, int64_t at, int64_t depth, float* scratch) {
-#if defined(__AVX512F__)
+#if defined(PACELINE_BLOCKS)
   if (linear.format == 2) return expand_blocks<Block4>(linear, panel, at, depth, scratch);
   if (linear.format == 3) return expand_blocks<Block8>(linear, panel, at, depth, scratch);
 #endif
@@ -302,7 +323,7 @@ inline void add_bias(const Linear& linear, int64_t panel, int64_t rows, float* c
 
 // One panel of outputs for all rows into c [rows][32].
 void panel_product(const Linear& linear, int64_t panel, const float* x, int64_t rows, float* c, float* scratch) {
-#if defined(__AVX512F__)
+#if defined(PACELINE_BLOCKS)
   if (linear.format == 2 && rows <= kMaxRows) {
     multiply_blocks<Block4>(linear, panel, x, rows, c);
   } else if (linear.format == 3 && rows <= kMaxRows) {

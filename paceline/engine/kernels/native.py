@@ -168,7 +168,7 @@ class NativeBody:
         self.precision = "w4a8" if integers else "float32"
         self.kv_dtype = torch.float16 if integers else torch.float32
         if integers and not self._library.paceline_block_bytes(_INTEGERS_4):
-            raise Unsuitable("this processor has no AVX512-VNNI instructions")
+            raise Unsuitable("this processor has no AVX2 instructions")
         self._kept: list[torch.Tensor] = []  # what the engine points to
         self._arena = _Arena()
         self._formats: set[int] = set()

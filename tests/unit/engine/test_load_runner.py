@@ -8,6 +8,7 @@ import transformers
 
 from paceline.config import ModelConfig
 from paceline.engine import Segment, load_runner
+from paceline.engine.linear import can_pack
 from paceline.engine.weights import _resolve_dtype
 from paceline.errors import ConfigError
 from paceline.testing.tiny_models import tiny_model_dir, tiny_pair
@@ -111,6 +112,17 @@ def test_bfloat16_is_served_when_asked_for(directory):
     with torch.no_grad():
         expected = plain(torch.tensor([tokens])).logits[0].float()
     assert (logits - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+@pytest.mark.parametrize("runner", ["reference", "lean"])
+def test_bfloat16_on_a_processor_that_cannot_pack_it(directory, runner, monkeypatch):
+    """oneDNN packs it from AVX-512 on; elsewhere its layers stay as they are, in place of an error of torch's."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    info = load(directory, dtype="bfloat16", runner=runner).info
+    assert (info.dtype, info.runner) == ("bfloat16", runner)
+    assert "packed once for oneDNN" not in info.runner_reason
+    assert not can_pack(torch.device("cpu"), torch.bfloat16)
+    assert can_pack(torch.device("cpu"), torch.float32)
 
 
 def test_automatic_precision_follows_the_processor(monkeypatch):
