@@ -53,7 +53,7 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "w4a8"] = "auto"
     """``w4a8``: weights in the 4-bit or 8-bit blocks of their file, inputs of linear layers rounded to 8 or 16.
 
-    ``auto``: w4a8 on a CPU for models whose outputs have been measured in it (smollm2); else bfloat16 where the device
+    ``auto``: w4a8 on a CPU with AVX2 for models whose outputs have been measured in it (smollm2); else bfloat16 where the device
     computes it in hardware, else float32.
     """
     device: str = "auto"
