@@ -94,12 +94,21 @@ class PolicyDesk:
     ) -> tuple[list[router_pb2.PolicyRule], bool]:
         """Takes the rule of that scope away; the rules in force, and whether there was one."""
         scope = request.task, request.tenant, request.drafter
-        before = len(list(self._parts.policy.rules))
-        words = (
-            f"rule of task {request.task!r}, tenant {request.tenant!r}, drafter {request.drafter!r} removed"
-        )
-        after = await self._change(lambda rules: rules.without(*scope), "/".join(filter(None, scope)), words)
-        return _rules(after), len(list(after)) < before
+        removed = False
+
+        def without(rules: Rules) -> Rules:
+            nonlocal removed  # from what the ledger held, which may be newer than what this router has heard of
+            after = rules.without(*scope)
+            removed = len(list(after)) < len(list(rules))
+            return after if removed else rules
+
+        named = [
+            f"{name} {value!r}"
+            for name, value in zip(("task", "tenant", "drafter"), scope, strict=True)
+            if value
+        ]
+        after = await self._change(without, " and ".join(named) or "everything", "removed")
+        return _rules(after), removed
 
     async def rollout(self) -> router_pb2.GetRolloutResponse:
         """The rollouts as they stand; without what moved while the ledger is away."""
@@ -175,9 +184,13 @@ class PolicyDesk:
 
     async def _change(self, change: Callable[[Rules], Rules], subject: str, words: str) -> Rules:
         """Written only over what it was made from: two operators at two routers do not undo each other."""
-        document = await self._write(
-            "rules", lambda current: change(Rules.parse(current)).document(), subject, words
-        )
+
+        def changed(document: str) -> str:
+            before = Rules.parse(document)
+            after = change(before)
+            return document if after is before else after.document()
+
+        document = await self._write("rules", changed, subject, words)
         self._parts.policy.learn({"rules": document})
         return Rules.parse(document)
 

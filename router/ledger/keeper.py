@@ -222,6 +222,7 @@ class Keeper:
     ) -> "Future[tuple[bool, str]]":
         """Replace a document if it is ``expected`` ("" if there is none); whether it was, and what it is now, on disk.
 
+        Where ``value`` is what it is already, nothing happens, and ``audits``, which would say that it did, are not kept.
         InvalidRequestError: nobody could read ``value``.
         """
         done: Future[tuple[bool, str]] = Future()
@@ -234,6 +235,9 @@ class Keeper:
                 done.set_exception(error)
 
         def replace() -> None:
+            if value == expected == self._documents.get(name, ""):
+                done.set_result((True, value))
+                return
             if why := self._why_unreadable(name, value):
                 _fail(done, _unreadable(name, why))
                 return

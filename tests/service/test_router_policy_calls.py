@@ -91,8 +91,15 @@ async def test_rules_at_run_time_are_obeyed_shown_and_removed():
         assert wished.started.plan.mode is Mode.SPECULATIVE
         shown = "\n".join(in_words(await client.policy()))
         assert "plain for task 'code': incident 7" in shown
+        assert not await client.remove_policy_rule(task="qa")
         assert await client.remove_policy_rule(task="code")
         assert not await client.remove_policy_rule(task="code")
+        assert not await client.remove_policy_rule()
+        audit = (await client.policy()).audit
+        assert [(one.subject, one.words) for one in audit] == [
+            ("task 'code'", "removed"),
+            ("task 'code'", "plain for task 'code': incident 7"),
+        ]
         free = await ask(client, task_type="code", max_tokens=40)
         assert free.started.plan.mode is Mode.SPECULATIVE
 
