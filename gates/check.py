@@ -194,7 +194,7 @@ def memory_gate(facts: Facts, lengths: Sequence[int], speed: Estimate | None, to
     length = math.ceil(np.quantile(lengths, 0.99, method="higher")) if lengths else 0
     known, sequences = facts.memory, facts.sequences
     if known is None or not known.device_bytes or not length:
-        words = "the verify replica did not say what it takes of its device"
+        words = "no verify replica said what it takes of its device (--verify names one)"
         return MemoryGate(Verdict.OPEN, length, sequences, 0, 0, 0, 0, 0, None, None, None, words)
     drafter = not facts.drafter_apart
     used = known.used_bytes(sequences, length, drafter=drafter)

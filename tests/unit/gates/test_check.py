@@ -324,6 +324,7 @@ def test_what_nobody_told_is_not_shown():
     unknown = Facts(**{name: getattr(FACTS, name) for name in FACTS.__dataclass_fields__} | {"memory": None})
     check = judge(pairs({"code": 0.8}), unknown)
     assert check.memory.verdict is Verdict.OPEN
+    assert "--verify names one" in " ".join(" ".join(page_lines(check)).split())
     assert not check.holds
     assert not judge([], FACTS).holds
 
