@@ -190,6 +190,8 @@ def _acceptance(given: str, ledger: Path | None, task: str, drafter: str) -> tup
     """By position. Raises ConfigError."""
     if bool(given) == (ledger is not None):
         raise ConfigError("give either --acceptance or --ledger")
+    if ledger is None and (task or drafter):
+        raise ConfigError("--task and --drafter choose from a ledger: they need --ledger, not --acceptance")
     if ledger is None:
         try:
             rates = tuple(float(part) for part in given.split(","))

@@ -15,6 +15,8 @@ from paceline.step_costs import CostTable
 
 LOOKAHEADS = (Lookahead(1), Lookahead(2, 1), Lookahead(2, 2), Lookahead(2, 3))
 ROUND_TRIPS_S = (0.0, 0.001, 0.005, 0.025)
+_ROUNDING = 1e-9
+"""What is faster by no more than this share is so by the rounding of sums only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ def _ahead(
             ahead_pass_s=pass_s,
             hit_rate=economics.expected_hit_rate(reached, k, level=lookahead.level, fan=lookahead.fan),
         )
-        if round_s < best[1]:
+        if round_s < best[1] * (1 - _ROUNDING):
             best = lookahead, round_s
     return best
 

@@ -59,6 +59,12 @@ def test_a_round_trip_costs_and_drafting_ahead_hides_the_draft():
     assert all(depth.ahead_speed == pytest.approx(depth.speed) for depth in shared.depths)
 
 
+def test_drafting_ahead_is_not_chosen_for_a_rounding_error():
+    """With a draft that costs nothing there is nothing to hide, at any k."""
+    free = plan(Scenario((0.8,), VERIFY, DeviceCost(0.0, 64, 0.0)))
+    assert {depth.ahead_level for depth in free.depths} == {0}
+
+
 def test_capacity_lost_to_the_drafter_is_priced():
     """58 sequences become 50; the full device says what that costs in tokens a second and in money."""
     memory = Memory(80e9, 16e9, 500e3, 2e9, 60e3)
@@ -110,6 +116,8 @@ def test_acceptance_is_taken_from_a_ledger(tmp_path):
     [
         (["-a", "1.2"], "numbers from 0 to 1"),
         ([], "either --acceptance or --ledger"),
+        (["-a", "0.8", "--task", "code"], "they need --ledger"),
+        (["-a", "0.8", "--drafter", "suffix"], "they need --ledger"),
         (["--ledger", "nowhere.sqlite"], "no such file"),
         (["-a", "0.8", "--pair", "1b+8b"], "70b+1b"),
         (["-a", "0.8", "--device-gb", "24"], "--context"),
