@@ -80,14 +80,16 @@ async def _checked_request(
         return request
     named = {violation.field for violation in wrong}
     left = {name: value for name, value in fields.items() if _PATHS.get(name, name) not in named}
+    made_up = {"max_tokens"}  # fields of the probe that the caller did not fill so
     if left.get("text") is None and left.get("messages") is None:
         left["token_ids"] = []  # some form of prompt there must be
+        made_up.add("tokens.ids")
     probe = generate_request(**left | {"max_tokens": 0})
     try:
         async with contextlib.aclosing(client.generate(probe)) as events:
             await anext(events)
     except InvalidRequestError as error:
-        wrong = [*wrong, *(one for one in error.violations if one.field not in {*named, "max_tokens"})]
+        wrong = [*wrong, *(one for one in error.violations if one.field not in named | made_up)]
     except PacelineError:
         pass  # nobody there to ask: what is known is said
     raise InvalidRequestError(wrong)

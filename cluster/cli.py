@@ -7,6 +7,7 @@ once. Exit codes: 0 done, 1 the server failed, 2 wrong input or settings, 3 the 
 
 import asyncio
 import contextlib
+import errno
 import io
 import re
 import shutil
@@ -463,6 +464,11 @@ def _errors() -> Iterator[None]:
         raise typer.Exit(EXIT_WRONG_INPUT) from error
     except BrokenPipeError as error:  # `paceline generate ... | head`
         sys.stderr.close()
+        raise typer.Exit(EXIT_FAILED) from error
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _note(f"paceline: cannot write: {error.strerror}")
         raise typer.Exit(EXIT_FAILED) from error
 
 

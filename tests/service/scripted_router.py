@@ -49,7 +49,8 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
 
     async def Generate(self, request, context: grpc.aio.ServicerContext) -> None:
         self.requests.append(request)
-        prompt = request.text or request.chat.messages[-1].content
+        turns = request.chat.messages
+        prompt = request.text or (turns[-1].content if turns else "")
         mode = request.decoding.mode
         plain = mode == common_pb2.DECODING_MODE_PLAIN or (
             (self.plain or prompt == "lot") and mode == common_pb2.DECODING_MODE_UNSPECIFIED
@@ -60,6 +61,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
                 [
                     FieldViolation("max_tokens", "0; expected at least 1"),
                     *([FieldViolation("sampling.top_p", "3.0; wrong")] if request.sampling.top_p > 1 else []),
+                    *([] if prompt else [FieldViolation("tokens.ids", "empty; give at least one token id")]),
                 ]
             )
         if prompt == "wrong":

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import scripted_router
@@ -124,6 +125,13 @@ def test_wrong_fields_are_said_one_a_line(address):
                 "sampling.top_p: 3.0; wrong",
             ],
         ),
+        (
+            ["--system", "\udcff", "--top-p", "3"],
+            [
+                "chat.messages: is no Unicode text: \\udcff (surrogates not allowed)",
+                "sampling.top_p: 3.0; wrong",
+            ],
+        ),
     ],
 )
 def test_all_that_is_wrong_is_named_at_once(address, options, lines):
@@ -208,6 +216,23 @@ def test_failures_have_exit_codes(address):
         "127.0.0.1:1: nobody listens there (is `paceline up` running?); worth another try in 1 s"
         in gone.stderr
     )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("command", [["generate", "sky"], ["info"]])
+def test_a_full_disk_is_said_in_words(address, command):
+    """Where standard output goes to a file: exit code 1, no traceback."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cluster", *command, "-a", address],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "paceline: cannot write: No space left on device\n"
 
 
 def test_trace_draws_the_last_requests(address):
