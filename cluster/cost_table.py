@@ -66,4 +66,5 @@ def _rows(points: Sequence[verify_pb2.StepCost]) -> Iterator[str]:
     plain_s = points[0].step_s
     for point in points:
         now = "" if abs(point.now_s / point.step_s - 1) < 0.02 else f"  ({1e3 * point.now_s:.2f})"
-        yield f"  {point.rows:>4} rows {1e3 * point.step_s:>8.2f}  {point.step_s / plain_s:>5.2f}x{now}"
+        noun = "row " if point.rows == 1 else "rows"
+        yield f"  {point.rows:>4} {noun} {1e3 * point.step_s:>8.2f}  {point.step_s / plain_s:>5.2f}x{now}"

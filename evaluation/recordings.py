@@ -107,7 +107,9 @@ def _entries(file: Path) -> Iterable[tuple[int, dict[str, Any]]]:
             for number, line in enumerate(lines, start=1):
                 if line.endswith("\n"):  # the last line of a file that is being written may be half a line
                     yield number, json.loads(line)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ConfigError(f"cannot read {file}: {error}") from error
 
 

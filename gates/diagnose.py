@@ -180,9 +180,9 @@ def _not_judged(task: _Task) -> str:
             f"speed, from {mine} speculative and {theirs} plain requests where {MIN_REQUESTS} of each are needed"
         )
     if not task.accepted.count:
-        words.append(
-            f"acceptance, from {_drafted(task)} requests that drafted where {MIN_REQUESTS} are needed"
-        )
+        drafted = _drafted(task)
+        requests = "request" if drafted == 1 else "requests"
+        words.append(f"acceptance, from {drafted} {requests} that drafted where {MIN_REQUESTS} are needed")
     return f"{task.name}: {'; '.join(words)}" if words else ""
 
 

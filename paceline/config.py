@@ -546,7 +546,7 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Pace
 def _in_words(location: tuple[int | str, ...], value: object, kind: str, message: str) -> str:
     path = ".".join(map(str, location))
     if kind != "extra_forbidden":
-        return f"{path} = {value!r}: {message}"
+        return f"{path} = {value!r}: {message.removeprefix('Value error, ')}"
     meant = _closest(path)
     return f"{path} = {value!r}: there is no such setting" + (f"; did you mean {meant}?" if meant else "")
 

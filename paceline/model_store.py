@@ -88,7 +88,7 @@ def resolve_model_dir(name: str) -> Path:
     if _HUB_ID.fullmatch(name):
         return _hub_snapshot(name)
     raise ConfigError(
-        f"model {name!r}: expected one of {sorted(REGISTRY)}, an existing directory, or a hub id (owner/name)"
+        f"model {name!r}: expected one of {', '.join(sorted(REGISTRY))}, an existing directory, or a hub id (owner/name)"
     )
 
 

@@ -97,7 +97,7 @@ def pair_of(config: SimulationConfig) -> Pair:
     """The pair that the settings name, at their pace. Raises ConfigError for an unknown one."""
     pair = PAIRS.get(config.pair)
     if pair is None:
-        raise ConfigError(f"simulation.pair = {config.pair!r}: expected one of {sorted(PAIRS)}")
+        raise ConfigError(f"simulation.pair = {config.pair!r}: expected one of {', '.join(sorted(PAIRS))}")
     return replace(
         pair, verify=pair.verify.scaled(config.time_scale), draft=pair.draft.scaled(config.time_scale)
     )

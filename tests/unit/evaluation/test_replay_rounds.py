@@ -187,7 +187,7 @@ def test_files_that_cannot_be_replayed_are_refused_in_words(tmp_path):
     """None there, no token ids in them, no JSON; half a last line is a file that is being written."""
     with pytest.raises(ConfigError, match="no recorded requests"):
         load_recording([tmp_path])
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.jsonl: No such file or directory$"):
         load_recording([tmp_path / "none.jsonl"])
     path = tmp_path / "requests-1.jsonl"
     path.write_text(json.dumps({"kind": "requests", "request_id": "r"}) + "\n")

@@ -198,6 +198,8 @@ def test_too_few_requests_are_said_not_to_be_judged():
     assert "rounds of 10 requests" in lines
     assert "too few to say more: 60 rounds of 12 requests are needed" in lines
     assert "%" not in lines
+    one = " ".join(" ".join(diagnosis_lines(diagnose(from_records(records()[:2])))).split())
+    assert "acceptance, from 1 request that drafted where 12 are needed." in one
     whole = "\n".join(diagnosis_lines(diagnose(from_records(records()))))
     assert "Not judged" not in whole
 
