@@ -6,6 +6,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 CONTEXT = 256
 """Tokens of each sequence in the measured steps."""
@@ -26,6 +27,8 @@ class CostTable:
     row_key_s: float = 0.0
     sequence_key_s: float = 0.0
     origin: str = "given"
+    disturbed: bool = False
+    """Something else ran on the machine while it was measured."""
 
     def step_s(self, rows: int, sequences: int, context: float | None = None) -> float:
         """The time of a step, between the measured points and beyond them."""
@@ -71,16 +74,24 @@ def table_of(
     row_key_s: float = 0.0,
     sequence_key_s: float = 0.0,
     origin: str = "given",
+    disturbed: bool = False,
 ) -> CostTable:
     """A table from (sequences, rows, seconds).
 
-    Less work never costs more: a step takes at most what any step of as many sequences and rows, or more, has taken. What disturbs a
-    measurement only lengthens it, so the lesser of two times that contradict each other is the sound one.
+    Less work never costs more: a step takes at most what any step of as many sequences and rows, or more, has taken. Nor does a step
+    cost more than two that have half of its rows each. What disturbs a measurement only lengthens it, so the lesser of two times that
+    contradict each other is the sound one.
     """
     given = list(points)
+
+    def least_s(sequences: int, rows: int) -> float:
+        found = (step_s for more, wider, step_s in given if more >= sequences and wider >= rows)
+        return min(found, default=inf)
+
     by_count: dict[int, list[tuple[int, float]]] = {}
     for sequences, rows, _ in given:
-        least_s = min(step_s for more, wider, step_s in given if more >= sequences and wider >= rows)
-        by_count.setdefault(sequences, []).append((rows, least_s))
+        half = max(-(-rows // 2), sequences)
+        bound_s = min(least_s(sequences, rows), 2 * least_s(sequences, half))
+        by_count.setdefault(sequences, []).append((rows, bound_s))
     curves = tuple((count, tuple(sorted(curve))) for count, curve in sorted(by_count.items()))
-    return CostTable(curves, context, row_key_s, sequence_key_s, origin)
+    return CostTable(curves, context, row_key_s, sequence_key_s, origin, disturbed)

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import platform
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from paceline.step_costs import CONTEXT, CostTable, table_of
 
 log = logging.getLogger(__name__)
 
-_SCHEMA = 1
+_SCHEMA = 2
 _FAR_CONTEXT = 1024
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 _EXTRA_ROWS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # beyond one a sequence
@@ -33,8 +34,11 @@ _ROWS_EACH = (2, 3, 5, 9)
 _MOST_ROWS = 160
 _ENOUGH_REPEATS = 5
 _LONGEST_STEP_S = 60.0
-_OTHER_MACHINE = 2.0
-"""A plain step that differs from the file's by such a factor: the file is of another machine, or of other days."""
+_OTHER_DAYS = 2.0
+"""A plain step that differs from the file's by such a factor: the machine was busy then, or is now."""
+_DISTURBED = 50.0
+"""Times a second that the process loses a core to another one: on a quiet machine hardly ever, beside one busy thread hundreds."""
+_AT_START, _EARLIER, _BUSY = "measured at start", "measured at an earlier start", ", on a busy machine"
 
 
 __all__ = [
@@ -60,7 +64,8 @@ def measure(
     Points take turns, small steps first, and each keeps its least time, so that a neighbour on the machine disturbs
     all alike. What the budget does not reach is extrapolated.
     """
-    until = clock() + budget_s
+    begun, interruptions = clock(), _interruptions()
+    until = begun + budget_s
     stand = _Stand(runner, clock)
     try:
         points = [
@@ -77,12 +82,14 @@ def measure(
         row_key_s, sequence_key_s = stand.key_costs(until + 0.25 * budget_s)
     finally:
         stand.close()
+    disturbed = _interruptions() - interruptions > _DISTURBED * (clock() - begun)
     return table_of(
         [(sequences, rows, step_s) for (sequences, rows), step_s in least.items()],
         context=stand.context,
         row_key_s=row_key_s,
         sequence_key_s=sequence_key_s,
-        origin="measured at start",
+        origin=_AT_START + (_BUSY if disturbed else ""),
+        disturbed=disturbed,
     )
 
 
@@ -161,10 +168,19 @@ class _Stand:
                     least[rows, context] = min(found_s, least.get((rows, context), found_s))
             if self._clock() > until:
                 break
+        # Nothing grows faster with the context than in proportion to it: what seems to was disturbed.
+        for rows in (1, many):
+            most_s = least[rows, self.context] * self.far_context / self.context
+            least[rows, self.far_context] = min(least[rows, self.far_context], most_s)
         more_one = (least[1, self.far_context] - least[1, self.context]) / far
         more_many = (least[many, self.far_context] - least[many, self.context]) / far
         row_key_s = max(0.0, (more_many - more_one) / (many - 1))
         return row_key_s, max(0.0, more_one - row_key_s)
+
+
+def _interruptions() -> int:
+    """How often this process has lost a core to another one."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def _guess(least: dict[tuple[int, int], float], rows: int) -> float:
@@ -209,32 +225,65 @@ def cost_key(runner: Runner) -> dict[str, str]:
 def load_or_measure(runner: Runner, budget_s: float) -> CostTable | None:
     """The table of the file with this runner's key if it can be believed, else measured now and kept.
 
+    What disturbs only lengthens. So a file that was kept on a busy machine is measured again, point by point the lesser time counts, and
+    where steps take longer now than it tells it stays: its ratios hold, and the controller follows the machine's pace.
+
     ``budget_s`` 0: only the file. None: no table; the controller then starts from what it sees.
     """
     key = cost_key(runner)
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
     path = cache_dir() / "costs" / f"{name}.json"
-    table = read_table(path, key)
-    if table is not None:
-        found_s = _plain_step_s(runner)
-        told_s = table.step_s(1, 1)
-        if found_s is None or told_s / _OTHER_MACHINE < found_s < told_s * _OTHER_MACHINE:
-            return table
-        log.warning(
-            "kept step costs do not fit the machine as it is now",
-            extra={"path": str(path), "told_ms": 1e3 * told_s, "found_ms": 1e3 * found_s},
-        )
+    kept = read_table(path, key)
+    if kept is not None:
+        found_s = _plain_step_s(runner) or kept.step_s(1, 1)
+        told_s = kept.step_s(1, 1)
+        seen = {"path": str(path), "told_ms": round(1e3 * told_s, 3), "found_ms": round(1e3 * found_s, 3)}
+        if found_s * _OTHER_DAYS < told_s:
+            log.warning(
+                "kept step costs do not fit a machine as fast as it is now: measured again", extra=seen
+            )
+            kept = None
+        elif found_s > told_s * _OTHER_DAYS:
+            log.warning(
+                "steps take longer than kept step costs tell: the machine is busy, their ratios are kept",
+                extra=seen,
+            )
+            return kept
+        elif not kept.disturbed:
+            return kept
     if budget_s <= 0:
-        return table
+        return kept
     started = time.perf_counter()
     table = measure(runner, budget_s)
     if table is not None:
         log.info(
             "step costs measured",
-            extra={"path": str(path), "seconds": round(time.perf_counter() - started, 2)},
+            extra={
+                "path": str(path),
+                "seconds": round(time.perf_counter() - started, 2),
+                "busy machine": table.disturbed,
+            },
         )
+        if kept is not None and kept.context == table.context:
+            table = _lesser(table, kept)
         write_table(path, key, table)
     return table
+
+
+def _lesser(table: CostTable, kept: CostTable) -> CostTable:
+    """``table`` with the times of ``kept`` where they are less."""
+    least: dict[tuple[int, int], float] = {}
+    for count, curve in (*kept.curves, *table.curves):
+        for rows, step_s in curve:
+            least[count, rows] = min(step_s, least.get((count, rows), step_s))
+    return table_of(
+        [(count, rows, step_s) for (count, rows), step_s in least.items()],
+        context=table.context,
+        row_key_s=min(table.row_key_s, kept.row_key_s),
+        sequence_key_s=min(table.sequence_key_s, kept.sequence_key_s),
+        origin=table.origin,
+        disturbed=table.disturbed,
+    )
 
 
 def read_table(path: Path, key: dict[str, str]) -> CostTable | None:
@@ -263,6 +312,7 @@ def write_table(path: Path, key: dict[str, str], table: CostTable) -> None:
         "context": table.context,
         "row_key_s": table.row_key_s,
         "sequence_key_s": table.sequence_key_s,
+        "disturbed": table.disturbed,
         "points": [[count, rows, step_s] for count, curve in table.curves for rows, step_s in curve],
     }
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -297,12 +347,16 @@ def _table_from(content: dict[str, object], key: dict[str, str]) -> CostTable:
     row_key_s, sequence_key_s = (
         _seconds(content[name], 1e-3, zero=True) for name in ("row_key_s", "sequence_key_s")
     )
+    disturbed = content["disturbed"]
+    if type(disturbed) is not bool:
+        raise ValueError(f"disturbed {disturbed!r}")
     return table_of(
         points,
         context=context,
         row_key_s=row_key_s,
         sequence_key_s=sequence_key_s,
-        origin="measured at an earlier start",
+        origin=_EARLIER + (_BUSY if disturbed else ""),
+        disturbed=disturbed,
     )
 
 

@@ -85,11 +85,12 @@ def test_the_second_start_reads_the_file(
     runner: Runner, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Same key, same table, nothing measured."""
+    monkeypatch.setattr(costs, "_OTHER_DAYS", 1e9)  # a busy machine is not the matter here
+    monkeypatch.setattr(costs, "_DISTURBED", 1e12)
     first = load_or_measure(runner, 1.0)
     assert first is not None
     (path,) = cache.iterdir()
     monkeypatch.setattr(costs, "measure", lambda *_: pytest.fail("measured again"))
-    monkeypatch.setattr(costs, "_OTHER_MACHINE", 1e9)  # a busy machine is not the matter here
     second = load_or_measure(runner, 1.0)
     assert second is not None
     assert (second.curves, second.row_key_s) == (first.curves, first.row_key_s)
@@ -104,14 +105,18 @@ def test_other_threads_or_kernels_are_another_key(runner: Runner, monkeypatch: p
     assert cost_key(runner) != key
 
 
-def test_a_file_that_tells_other_times_is_measured_anew(
+def kept_as(runner: Runner, cache: Path, table: costs.CostTable) -> None:
+    """``table`` as the file of ``runner``."""
+    load_or_measure(runner, 0.01)
+    (path,) = cache.iterdir()
+    write_table(path, cost_key(runner), table)
+
+
+def test_a_file_of_longer_times_is_measured_anew(
     runner: Runner, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The key fits, the plain step does not: a copied cache, or figures of a day when the machine was busy."""
-    write_table(cache / "x.json", cost_key(runner), table_of([(1, 1, 9.0), (1, 5, 9.5)]))
-    load_or_measure(runner, 1.0)
-    (path,) = [path for path in cache.iterdir() if path.name != "x.json"]
-    (cache / "x.json").replace(path)
+    kept_as(runner, cache, table_of([(1, 1, 9.0), (1, 5, 9.5)]))
     with caplog.at_level(logging.WARNING):
         table = load_or_measure(runner, 1.0)
     assert "do not fit" in caplog.text
@@ -119,13 +124,64 @@ def test_a_file_that_tells_other_times_is_measured_anew(
     assert table.step_s(1, 1) < 1.0
 
 
+def test_a_busy_machine_does_not_spoil_what_was_measured_on_a_quiet_one(
+    runner: Runner, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All steps take longer than the file tells: it stays, since ratios hold and the controller follows the pace."""
+    kept_as(runner, cache, table_of([(1, 1, 1e-7), (1, 5, 2e-7)]))
+    with caplog.at_level(logging.WARNING):
+        table = load_or_measure(runner, 1.0)
+    assert "their ratios are kept" in caplog.text
+    assert table is not None
+    assert table.step_s(1, 1) == 1e-7
+    assert load_or_measure(runner, 1.0) == table
+
+
+def test_what_a_busy_machine_told_is_measured_again_and_the_lesser_times_count(
+    runner: Runner, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until a quiet start has confirmed it; the table says so itself."""
+    monkeypatch.setattr(costs, "_OTHER_DAYS", 1e9)
+    kept_as(
+        runner, cache, table_of([(1, 1, 0.01), (1, 2, 0.011), (1, 5, 0.09), (2, 2, 0.012)], disturbed=True)
+    )
+    told = table_of([(1, 1, 0.02), (1, 5, 0.03), (4, 4, 0.05)], origin="measured at start")
+    monkeypatch.setattr(costs, "measure", lambda *_: told)
+    kept = load_or_measure(runner, 0.0)
+    assert kept is not None
+    assert kept.origin == "measured at an earlier start, on a busy machine"
+    found = load_or_measure(runner, 1.0)
+    assert found is not None
+    assert [found.step_s(*point) for point in ((1, 1), (2, 1), (5, 1), (2, 2), (4, 4))] == [
+        0.01, 0.011, 0.03, 0.012, 0.05,
+    ]  # fmt: skip
+    monkeypatch.setattr(costs, "measure", lambda *_: pytest.fail("measured again"))
+    settled = load_or_measure(runner, 1.0)
+    assert settled is not None
+    assert (settled.origin, settled.curves) == ("measured at an earlier start", found.curves)
+
+
+@pytest.mark.parametrize(("a_second", "disturbed"), [(2, False), (400, True)])
+def test_a_measurement_knows_that_it_was_disturbed(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, a_second: int, disturbed: bool
+) -> None:
+    """By how often others took its cores meanwhile."""
+    seconds = iter(range(1_000_000))
+    monkeypatch.setattr(costs, "_interruptions", lambda: a_second * next(seconds))
+    found = measure(runner, 0.0, lambda: float(next(seconds)))
+    assert found is not None
+    assert found.disturbed is disturbed
+    assert found.origin == "measured at start" + (", on a busy machine" if disturbed else "")
+
+
 def good() -> dict[str, Any]:
     return {
-        "schema": 1,
+        "schema": 2,
         "key": KEY,
         "context": 256,
         "row_key_s": 0.0,
         "sequence_key_s": 0.0,
+        "disturbed": False,
         "points": [[1, 1, 0.01], [1, 5, 0.02]],
     }
 
@@ -133,7 +189,8 @@ def good() -> dict[str, Any]:
 @pytest.mark.parametrize(
     "change",
     [
-        {"schema": 2},
+        {"schema": 1},
+        {"disturbed": 0},
         {"key": {"model": "another", "machine": "x"}},
         {"points": []},
         {"points": [[1, 1, -0.01]]},
@@ -202,3 +259,12 @@ def test_a_disturbed_time_gives_way_to_that_of_a_larger_step():
     assert table.step_s(17, 1) == 0.04
     assert table.step_s(16, 16) == 0.0585
     assert table.step_s(13, 1) == 0.02
+
+
+def test_a_step_costs_no_more_than_two_of_half_its_rows():
+    """Seven rows of four sequences took 405 ms, four rows 47: something else ran."""
+    table = table_of(
+        [(1, 1, 0.008), (1, 2, 0.009), (4, 4, 0.047), (4, 7, 0.405), (4, 12, 0.4), (4, 20, 0.41)]
+    )
+    assert table.step_s(7, 4) == 2 * 0.047
+    assert table.step_s(12, 4) == 0.4
