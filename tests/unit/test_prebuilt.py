@@ -43,6 +43,35 @@ def test_the_best_kernels_that_the_processor_can_run_are_taken(
     assert build._prebuilt() is None
 
 
+def test_an_image_whose_kernels_do_not_fit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image has no compiler on purpose: what is wrong is that the kernels it brought are for another processor."""
+    monkeypatch.setattr(build, "_loaded", [])
+    monkeypatch.delenv(compiled.DISABLE, raising=False)
+    monkeypatch.setenv(compiled.PREBUILT, str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+
+    def reason() -> str:
+        with pytest.raises(compiled.NotCompiledError) as raised:
+            build.load_library()
+        return str(raised.value)
+
+    monkeypatch.setattr(build, "_processor", lambda: "flags: " + " ".join(build.LEVELS["avx2"][1]))
+    assert (
+        reason() == "PACELINE_PREBUILT has no kernels for this source and processor; no C++ compiler at hand"
+    )
+    library = tmp_path / build._prebuilt_name("avx2")
+    library.touch()
+    assert reason() == f"{library} cannot be loaded; no C++ compiler at hand"
+    flags = sorted(build.LEVELS["avx2"][1] - {"avx2", "fma"})
+    monkeypatch.setattr(build, "_processor", lambda: "flags: " + " ".join(flags))
+    assert reason().startswith(
+        "PACELINE_PREBUILT has no kernels for this processor, which has no avx2, fma; "
+    )
+    monkeypatch.delenv(compiled.PREBUILT)
+    assert reason() == "no C++ compiler at hand"
+
+
 def test_a_library_that_was_cut_short_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a full disk or a power failure: the next start compiles it anew instead of failing for good."""
     source = tmp_path / "answer.cpp"

@@ -61,7 +61,12 @@ def load_library() -> Library:
     if os.environ.get(DISABLE):
         raise NotCompiledError(f"{DISABLE} is set")
     if not _loaded:
-        _loaded.append(_beforehand() or _built())
+        try:
+            _loaded.append(_beforehand() or _built())
+        except NotCompiledError as error:
+            if remark := _none_beforehand():
+                raise NotCompiledError(f"{remark}; {error}") from error
+            raise
     return _loaded[0]
 
 
@@ -101,6 +106,18 @@ def _prebuilt() -> Path | None:
         if needed <= flags and path.exists():
             return path
     return None
+
+
+def _none_beforehand() -> str:
+    """Why nothing that an image brought along was taken; empty where it brought nothing."""
+    if not os.environ.get(PREBUILT):
+        return ""
+    path = _prebuilt()
+    if path is not None:
+        return f"{path} cannot be loaded"
+    lacking = ", ".join(sorted(_V3 - set(_processor().split())))
+    processor = f"this processor, which has no {lacking}" if lacking else "this source and processor"
+    return f"{PREBUILT} has no kernels for {processor}"
 
 
 def _prebuilt_name(level: str) -> str:
