@@ -172,9 +172,10 @@ inline float highest(Vec v) {
   return found;
 }
 
-// e^x to about one unit in the last place; x beyond what float32 can hold counts as its edge.
+// e^x to about one unit in the last place; x beyond what float32 can hold counts as its edge, and what is no number stays none:
+// of their two arguments, `max` and `min` give the second where one is none.
 inline Vec exponential(Vec x) {
-  x = min(max(x, splat(-87.0f)), splat(88.0f));
+  x = min(splat(88.0f), max(splat(-87.0f), x));
   const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number, kept in the low bits
   const Vec shifted = fma(x, splat(1.44269504088896341f), magic);
   const Vec whole = shifted - magic;

@@ -286,6 +286,18 @@ def test_keys_and_values_are_kept_in_half(path):
     assert 2 * half.nbytes == full.nbytes
 
 
+@pytest.mark.parametrize("dtype", ["w4a8", "float32"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_keys_that_are_no_numbers_stay_visible(path, dtype, bad):
+    """Attention over them is none either, not one that takes from all positions alike."""
+    runner = load(path, dtype=dtype)
+    slot = runner.kv.acquire()
+    runner.forward([Segment(slot, 0, ids(40), 1)])
+    first_block = runner.kv.keys[:, :16]
+    first_block.fill_(bad)
+    assert not torch.isfinite(runner.forward([Segment(slot, 40, ids(1), 1)])).any()
+
+
 def test_a_model_whose_keys_do_not_fit_into_half_is_refused(path, tmp_path):
     """The check at start sees it; any other precision serves the model."""
     loud = shutil.copytree(path, tmp_path / "loud")
