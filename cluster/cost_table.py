@@ -48,7 +48,7 @@ async def _info(address: str) -> verify_pb2.GetModelInfoResponse:
 
 def _lines(model: str, costs: verify_pb2.StepCosts) -> Iterator[str]:
     yield f"{model}: ms a step with {costs.context} tokens of context, {costs.origin}"
-    yield "in brackets what such a step takes now, as far as it was seen while serving"
+    yield "in brackets what it would take now: the same at the pace of the steps served lately"
     by_count: dict[int, list[verify_pb2.StepCost]] = {}
     for point in costs.points:
         by_count.setdefault(point.sequences, []).append(point)

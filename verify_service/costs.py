@@ -36,7 +36,7 @@ _ENOUGH_REPEATS = 5
 _LONGEST_STEP_S = 60.0
 _OTHER_DAYS = 2.0
 """A plain step that differs from the file's by such a factor: the machine was busy then, or is now."""
-_DISTURBED = 50.0
+_DISTURBED = 100.0
 """Times a second that the process loses a core to another one: on a quiet machine hardly ever, beside one busy thread hundreds."""
 _AT_START, _EARLIER, _BUSY = "measured at start", "measured at an earlier start", ", on a busy machine"
 

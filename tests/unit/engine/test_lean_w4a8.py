@@ -53,7 +53,7 @@ def rounded_inputs(x, highest):
 
 
 def fma(a, b, c):
-    """One rounding: the product is exact in 64 bits of mantissa and the sum as good as exact."""
+    """The product is exact in 64 bits of mantissa and the sum as good as exact, unless what is added lies very far below: not here."""
     return (np.longdouble(1) * a * b + c).astype(np.float32)
 
 
