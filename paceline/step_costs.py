@@ -27,8 +27,6 @@ class CostTable:
     row_key_s: float = 0.0
     sequence_key_s: float = 0.0
     origin: str = "given"
-    disturbed: bool = False
-    """Something else ran on the machine while it was measured."""
 
     def step_s(self, rows: int, sequences: int, context: float | None = None) -> float:
         """The time of a step, between the measured points and beyond them."""
@@ -74,7 +72,6 @@ def table_of(
     row_key_s: float = 0.0,
     sequence_key_s: float = 0.0,
     origin: str = "given",
-    disturbed: bool = False,
 ) -> CostTable:
     """A table from (sequences, rows, seconds).
 
@@ -94,4 +91,4 @@ def table_of(
         bound_s = min(least_s(sequences, rows), 2 * least_s(sequences, half))
         by_count.setdefault(sequences, []).append((rows, bound_s))
     curves = tuple((count, tuple(sorted(curve))) for count, curve in sorted(by_count.items()))
-    return CostTable(curves, context, row_key_s, sequence_key_s, origin, disturbed)
+    return CostTable(curves, context, row_key_s, sequence_key_s, origin)

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import platform
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from paceline.step_costs import CONTEXT, CostTable, table_of
 
 log = logging.getLogger(__name__)
 
-_SCHEMA = 2
+_SCHEMA = 1
 _FAR_CONTEXT = 1024
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 _EXTRA_ROWS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # beyond one a sequence
@@ -36,9 +35,6 @@ _ENOUGH_REPEATS = 5
 _LONGEST_STEP_S = 60.0
 _OTHER_DAYS = 2.0
 """A plain step that differs from the file's by such a factor: the machine was busy then, or is now."""
-_DISTURBED = 100.0
-"""Times a second that the process loses a core to another one: on a quiet machine hardly ever, beside one busy thread hundreds."""
-_AT_START, _EARLIER, _BUSY = "measured at start", "measured at an earlier start", ", on a busy machine"
 
 
 __all__ = [
@@ -64,8 +60,7 @@ def measure(
     Points take turns, small steps first, and each keeps its least time, so that a neighbour on the machine disturbs
     all alike. What the budget does not reach is extrapolated.
     """
-    begun, interruptions = clock(), _interruptions()
-    until = begun + budget_s
+    until = clock() + budget_s
     stand = _Stand(runner, clock)
     try:
         points = [
@@ -82,14 +77,12 @@ def measure(
         row_key_s, sequence_key_s = stand.key_costs(until + 0.25 * budget_s)
     finally:
         stand.close()
-    disturbed = _interruptions() - interruptions > _DISTURBED * (clock() - begun)
     return table_of(
         [(sequences, rows, step_s) for (sequences, rows), step_s in least.items()],
         context=stand.context,
         row_key_s=row_key_s,
         sequence_key_s=sequence_key_s,
-        origin=_AT_START + (_BUSY if disturbed else ""),
-        disturbed=disturbed,
+        origin="measured at start",
     )
 
 
@@ -178,11 +171,6 @@ class _Stand:
         return row_key_s, max(0.0, more_one - row_key_s)
 
 
-def _interruptions() -> int:
-    """How often this process has lost a core to another one."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-
-
 def _guess(least: dict[tuple[int, int], float], rows: int) -> float:
     """A time that a step of ``rows`` should not exceed, from the largest known one."""
     if not least:
@@ -225,8 +213,8 @@ def cost_key(runner: Runner) -> dict[str, str]:
 def load_or_measure(runner: Runner, budget_s: float) -> CostTable | None:
     """The table of the file with this runner's key if it can be believed, else measured now and kept.
 
-    What disturbs only lengthens. So a file that was kept on a busy machine is measured again, point by point the lesser time counts, and
-    where steps take longer now than it tells it stays: its ratios hold, and the controller follows the machine's pace.
+    What disturbs only lengthens. So a file that tells longer times than steps take now is measured again, and where they take longer
+    now it stays: its ratios hold, and the controller follows the machine's pace.
 
     ``budget_s`` 0: only the file. None: no table; the controller then starts from what it sees.
     """
@@ -242,14 +230,13 @@ def load_or_measure(runner: Runner, budget_s: float) -> CostTable | None:
             log.warning(
                 "kept step costs do not fit a machine as fast as it is now: measured again", extra=seen
             )
-            kept = None
         elif found_s > told_s * _OTHER_DAYS:
             log.warning(
-                "steps take longer than kept step costs tell: the machine is busy, their ratios are kept",
+                "steps take longer than kept step costs tell: the machine is busy or slower, their ratios are kept",
                 extra=seen,
             )
             return kept
-        elif not kept.disturbed:
+        else:
             return kept
     if budget_s <= 0:
         return kept
@@ -258,32 +245,10 @@ def load_or_measure(runner: Runner, budget_s: float) -> CostTable | None:
     if table is not None:
         log.info(
             "step costs measured",
-            extra={
-                "path": str(path),
-                "seconds": round(time.perf_counter() - started, 2),
-                "busy machine": table.disturbed,
-            },
+            extra={"path": str(path), "seconds": round(time.perf_counter() - started, 2)},
         )
-        if kept is not None and kept.context == table.context:
-            table = _lesser(table, kept)
         write_table(path, key, table)
     return table
-
-
-def _lesser(table: CostTable, kept: CostTable) -> CostTable:
-    """``table`` with the times of ``kept`` where they are less."""
-    least: dict[tuple[int, int], float] = {}
-    for count, curve in (*kept.curves, *table.curves):
-        for rows, step_s in curve:
-            least[count, rows] = min(step_s, least.get((count, rows), step_s))
-    return table_of(
-        [(count, rows, step_s) for (count, rows), step_s in least.items()],
-        context=table.context,
-        row_key_s=min(table.row_key_s, kept.row_key_s),
-        sequence_key_s=min(table.sequence_key_s, kept.sequence_key_s),
-        origin=table.origin,
-        disturbed=table.disturbed,
-    )
 
 
 def read_table(path: Path, key: dict[str, str]) -> CostTable | None:
@@ -312,7 +277,6 @@ def write_table(path: Path, key: dict[str, str], table: CostTable) -> None:
         "context": table.context,
         "row_key_s": table.row_key_s,
         "sequence_key_s": table.sequence_key_s,
-        "disturbed": table.disturbed,
         "points": [[count, rows, step_s] for count, curve in table.curves for rows, step_s in curve],
     }
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -347,16 +311,12 @@ def _table_from(content: dict[str, object], key: dict[str, str]) -> CostTable:
     row_key_s, sequence_key_s = (
         _seconds(content[name], 1e-3, zero=True) for name in ("row_key_s", "sequence_key_s")
     )
-    disturbed = content["disturbed"]
-    if type(disturbed) is not bool:
-        raise ValueError(f"disturbed {disturbed!r}")
     return table_of(
         points,
         context=context,
         row_key_s=row_key_s,
         sequence_key_s=sequence_key_s,
-        origin=_EARLIER + (_BUSY if disturbed else ""),
-        disturbed=disturbed,
+        origin="measured at an earlier start",
     )
 
 

@@ -86,7 +86,6 @@ def test_the_second_start_reads_the_file(
 ) -> None:
     """Same key, same table, nothing measured."""
     monkeypatch.setattr(costs, "_OTHER_DAYS", 1e9)  # a busy machine is not the matter here
-    monkeypatch.setattr(costs, "_DISTURBED", 1e12)
     first = load_or_measure(runner, 1.0)
     assert first is not None
     (path,) = cache.iterdir()
@@ -137,51 +136,13 @@ def test_a_busy_machine_does_not_spoil_what_was_measured_on_a_quiet_one(
     assert load_or_measure(runner, 1.0) == table
 
 
-def test_what_a_busy_machine_told_is_measured_again_and_the_lesser_times_count(
-    runner: Runner, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until a quiet start has confirmed it; the table says so itself."""
-    monkeypatch.setattr(costs, "_OTHER_DAYS", 1e9)
-    kept_as(
-        runner, cache, table_of([(1, 1, 0.01), (1, 2, 0.011), (1, 5, 0.09), (2, 2, 0.012)], disturbed=True)
-    )
-    told = table_of([(1, 1, 0.02), (1, 5, 0.03), (4, 4, 0.05)], origin="measured at start")
-    monkeypatch.setattr(costs, "measure", lambda *_: told)
-    kept = load_or_measure(runner, 0.0)
-    assert kept is not None
-    assert kept.origin == "measured at an earlier start, on a busy machine"
-    found = load_or_measure(runner, 1.0)
-    assert found is not None
-    assert [found.step_s(*point) for point in ((1, 1), (2, 1), (5, 1), (2, 2), (4, 4))] == [
-        0.01, 0.011, 0.03, 0.012, 0.05,
-    ]  # fmt: skip
-    monkeypatch.setattr(costs, "measure", lambda *_: pytest.fail("measured again"))
-    settled = load_or_measure(runner, 1.0)
-    assert settled is not None
-    assert (settled.origin, settled.curves) == ("measured at an earlier start", found.curves)
-
-
-@pytest.mark.parametrize(("a_second", "disturbed"), [(2, False), (400, True)])
-def test_a_measurement_knows_that_it_was_disturbed(
-    runner: Runner, monkeypatch: pytest.MonkeyPatch, a_second: int, disturbed: bool
-) -> None:
-    """By how often others took its cores meanwhile."""
-    seconds = iter(range(1_000_000))
-    monkeypatch.setattr(costs, "_interruptions", lambda: a_second * next(seconds))
-    found = measure(runner, 0.0, lambda: float(next(seconds)))
-    assert found is not None
-    assert found.disturbed is disturbed
-    assert found.origin == "measured at start" + (", on a busy machine" if disturbed else "")
-
-
 def good() -> dict[str, Any]:
     return {
-        "schema": 2,
+        "schema": 1,
         "key": KEY,
         "context": 256,
         "row_key_s": 0.0,
         "sequence_key_s": 0.0,
-        "disturbed": False,
         "points": [[1, 1, 0.01], [1, 5, 0.02]],
     }
 
@@ -189,8 +150,7 @@ def good() -> dict[str, Any]:
 @pytest.mark.parametrize(
     "change",
     [
-        {"schema": 1},
-        {"disturbed": 0},
+        {"schema": 2},
         {"key": {"model": "another", "machine": "x"}},
         {"points": []},
         {"points": [[1, 1, -0.01]]},
