@@ -34,6 +34,7 @@ from cluster.topology import (
     verify_replicas,
     with_free_ports,
 )
+from paceline import few_wakes
 from paceline.config import PacelineConfig
 from paceline.model_store import resolve_model_dir
 from paceline.serving.server import CANNOT_LISTEN
@@ -288,7 +289,7 @@ def _strategy(replica: Replica, cluster: Cluster) -> Any:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """What must be set before torch is imported, and what the user set for our processes.
+    """What must be set before torch and gRPC are imported, and what the user set for our processes.
 
     Ray sets OMP_NUM_THREADS=1 itself. Passive waiting: an engine that spins between two steps slows the other tiers
     on the same cores 3-5 times.
@@ -298,7 +299,8 @@ def _environment(threads: int) -> dict[str, str]:
         for key, value in os.environ.items()
         if key.startswith(PASSED_ENVIRONMENT) and key != HOST_NAME
     }
-    return passed | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    own = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    return {few_wakes.VARIABLE: os.environ.get(few_wakes.VARIABLE, few_wakes.VALUE)} | passed | own
 
 
 def wait_serving(tiers: Sequence[Tier], *, timeout_s: float, progress: Progress | None = None) -> None:
