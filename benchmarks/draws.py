@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from paceline.sampling import TokenRow, choose, contenders, coupled
+from paceline.sampling import TokenRow, choose, contenders, coupled, processors
 from paceline.types import SamplingParams
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -21,6 +21,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "T=0.8": {"temperature": 0.8},
     "T=0.8, top_p=0.95": {"temperature": 0.8, "top_p": 0.95},
     "T=0.8, top_k=50": {"temperature": 0.8, "top_k": 50},
+    "T=0.8, top_k=50, top_p=0.95": {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
     "T=0.8, min_p=0.05": {"temperature": 0.8, "min_p": 0.05},
     "T=0.8, repetition 1.1": {"temperature": 0.8, "repetition_penalty": 1.1},
 }
@@ -51,11 +52,15 @@ def main() -> None:
     same = True
     for name, settings in SETTINGS.items():
         ours, tokens = least_us(logits, settings)
-        with mock.patch.object(coupled, "can_pass", return_value=False):
+        with (
+            mock.patch.object(coupled, "can_pass", return_value=False),
+            mock.patch.object(processors, "can_pass", return_value=False),
+            mock.patch.object(coupled, "has_compiled", return_value=False),
+        ):
             numpy, others = least_us(logits, settings)
         same = same and tokens == others
         result["us"][name] = {"compiled": ours, "numpy": numpy}
-        print(f"{name:24} {ours:8.1f} us, numpy {numpy:8.1f} us")
+        print(f"{name:28} {ours:8.1f} us, numpy {numpy:8.1f} us")
     result["bars"] = {"same tokens": same}
     print("RESULT", json.dumps(result))
 

@@ -7,7 +7,8 @@ position is sum_j 1 / sum_i max(p_i / p_j, q_i / q_j) (Daliri, Musco, Suresh 202
 How it is computed fast and exactly. argmax(log p + g) is argmin(E / w) with w = p / max p and E = exp(-g). Because
 U < E = -log(1 - U), the cheap U / w is a lower bound of E / w: one float32 pass over the vocabulary finds its
 smallest entry, whose true E / w then bounds the winner's, and the few tokens under that bound (usually one to five) are
-compared in float64 on the host, with the host's logarithm. The float32 pass decides nothing.
+compared in float64 on the host, with the host's logarithm. The float32 pass decides nothing. Where there is a compiler all of that is one
+call (``contenders``), with the same comparison.
 """
 
 import math
@@ -18,7 +19,16 @@ import torch
 
 from paceline.errors import EngineError
 from paceline.sampling import largest
-from paceline.sampling.contenders import LAST, Rank, can_pass, find_contenders, masses
+from paceline.sampling.contenders import (
+    LAST,
+    SLACK,
+    Rank,
+    can_pass,
+    draw_among,
+    draw_whole,
+    has_compiled,
+    masses,
+)
 from paceline.sampling.noise import Domain, exponential, row_key, token_bits
 from paceline.sampling.processors import (
     TokenRow,
@@ -28,11 +38,8 @@ from paceline.sampling.processors import (
     largest_logits,
     penalise,
 )
-from paceline.sampling.scan import Floats, Ids, indices_at_most, ratio_bounds, smallest, take, within_float32
+from paceline.sampling.scan import Floats, Ids, array, indices_at_most, ratio_bounds, smallest, take
 from paceline.types import SamplingParams
-
-# float32 rounding of the bound: exponentials of scaled logits, down to e**-87, are right within 2e-5.
-_SLACK = 1.001
 
 # Of all mass: nearer to the edge of the nucleus than that, float64 decides. Ten times the rounding of ``masses``.
 _MASS_SLACK = 1e-4
@@ -87,7 +94,9 @@ def _draws(logits: torch.Tensor, rows: Sequence[TokenRow], domain: Domain) -> Ca
 
         def draw_known(index: int) -> int:
             row = rows[index]
-            return best[index] if row.params.greedy else _draw(logits[index], top[index], row, domain)
+            if row.params.greedy:
+                return best[index]
+            return _draw(logits[index], Rank(top[index], best[index]), row, domain)
 
         return draw_known
     processed = [penalise(logits[index], row) for index, row in enumerate(rows)]
@@ -95,18 +104,24 @@ def _draws(logits: torch.Tensor, rows: Sequence[TokenRow], domain: Domain) -> Ca
 
     def draw(index: int) -> int:
         row = rows[index]
-        return found[index] if row.params.greedy else _draw(processed[index], highest[index], row, domain)
+        if row.params.greedy:
+            return found[index]
+        return _draw(processed[index], Rank(highest[index], found[index]), row, domain)
 
     return draw
 
 
-def _draw(logits: torch.Tensor, top: float, row: TokenRow, domain: Domain) -> int:
-    params = row.params
+def _draw(logits: torch.Tensor, first: Rank, row: TokenRow, domain: Domain) -> int:
+    """The token of one row of penalised logits; ``first`` is the likeliest one."""
+    params, top = row.params, first.logit
     key = row_key(params.seed, row.position, domain)
-    if params.top_p < 1.0 and not 0 < params.top_k < len(logits) and can_pass(logits):
-        token = _from_nucleus(logits, top, params, key)
-        if token is not None:
-            return token
+    if not 0 < params.top_k < len(logits) and can_pass(logits):
+        if params.top_p < 1.0:
+            drawn = _from_nucleus(logits, first, params, key)
+        else:
+            drawn = _from_all(logits, top, params, key)
+        if drawn is not None:
+            return drawn
     kept = kept_ids(logits, top, params)
     if kept is None:
         token_ids = (
@@ -117,40 +132,62 @@ def _draw(logits: torch.Tensor, top: float, row: TokenRow, domain: Domain) -> in
         values = take(logits, kept)
         contenders = slice(None) if len(kept) <= _FEW else _contenders(values, top, params, key, kept)
         token_ids, values = kept[contenders], values[contenders]
-    return _winner(token_ids, values, top, params, key).token_id
+    return _winner(token_ids, values, top, params, key)
 
 
-def _from_nucleus(logits: torch.Tensor, top: float, params: SamplingParams, key: int) -> int | None:
+def _from_nucleus(logits: torch.Tensor, first: Rank, params: SamplingParams, key: int) -> int | None:
     """The draw under top_p without the nucleus: the winner of all tokens if it belongs to it, else of those before it.
 
     Whether a token belongs is a sum over those that rank before it, which costs less than sorting what may be half a
     vocabulary. None where rounding might decide.
     """
-    temperature = within_float32(params.temperature)
+    top = first.logit
     behind = LAST
     while True:
-        token_ids = find_contenders(logits, top, temperature, key, _SLACK, behind)
-        if token_ids is None:
-            return None
-        values = take(logits, token_ids)
-        winner = _winner(token_ids, values, top, params, key)
-        everything, before = masses(logits, top, temperature, winner)
+        token = draw_whole(logits, top, params.temperature, key, behind)
+        if token is None or token == first.token_id:  # the likeliest one always belongs
+            return token
+        winner = Rank(float(array(logits)[token]), token)
+        everything, before = masses(logits, top, params.temperature, winner)
         wanted = params.top_p * everything
         if abs(before - wanted) <= _MASS_SLACK * everything:
             return None
-        heavy = params.min_p == 0.0 or math.exp((winner.logit - top) / params.temperature) >= params.min_p
-        if before < wanted and heavy:
-            return winner.token_id
+        heavy = _is_heavy(winner.logit, top, params)
+        if heavy is None:
+            return None
+        if heavy and before < wanted:
+            return token
         behind = winner
 
 
-def _winner(token_ids: Ids, values: Floats, top: float, params: SamplingParams, key: int) -> Rank:
+def _from_all(logits: torch.Tensor, top: float, params: SamplingParams, key: int) -> int | None:
+    """The draw without top_p. None where min_p excludes the winner of all tokens, or rounding might decide."""
+    token = draw_whole(logits, top, params.temperature, key)
+    if token is None or params.min_p == 0.0:
+        return token
+    return token if _is_heavy(float(array(logits)[token]), top, params) else None
+
+
+def _is_heavy(logit: float, top: float, params: SamplingParams) -> bool | None:
+    """Whether min_p lets a token stay; None where rounding might decide."""
+    weight = math.exp((logit - top) / params.temperature)
+    if abs(weight - params.min_p) <= 1e-9 * weight:
+        return None
+    return weight >= params.min_p
+
+
+def _winner(token_ids: Ids, values: Floats, top: float, params: SamplingParams, key: int) -> int:
     """The token with the smallest E / w, the lowest id among equals."""
-    winner, best_score = None, -math.inf
+    if has_compiled():
+        index = draw_among(token_ids, values, top, params.temperature, key)
+        if index is not None:
+            return int(token_ids[index])
+    winner: int | None = None
+    best_score = -math.inf
     for token, logit in zip(token_ids.tolist(), values.tolist(), strict=True):
         score = (logit - top) / params.temperature - math.log(exponential(token_bits(key, token)))
         if score > best_score:
-            winner, best_score = Rank(logit, token), score
+            winner, best_score = token, score
     if winner is None:
         raise EngineError(f"no token can be drawn with {params}")
     return winner
@@ -160,12 +197,8 @@ def _contenders(
     values: torch.Tensor | Floats, top: float, params: SamplingParams, key: int, token_ids: Ids | None
 ) -> Ids:
     """Indices into ``values``, ascending, among which the winner is; ``token_ids`` names the tokens if not all."""
-    if token_ids is None and isinstance(values, torch.Tensor) and can_pass(values):
-        found = find_contenders(values, top, within_float32(params.temperature), key, _SLACK)
-        if found is not None:
-            return found
     bounds = ratio_bounds(values, top, params.temperature, key, token_ids)
     first, bound = smallest(bounds)
     bits = token_bits(key, first if token_ids is None else int(token_ids[first]))
     inflation = exponential(bits) / ((bits + 0.5) * 2.0**-63)  # E / U of that entry
-    return indices_at_most(bounds, bound * inflation * _SLACK)
+    return indices_at_most(bounds, bound * inflation * SLACK)

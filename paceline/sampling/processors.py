@@ -28,6 +28,7 @@ import numpy.typing as npt
 import torch
 
 from paceline.errors import EngineError
+from paceline.sampling.contenders import can_pass, leaders
 from paceline.sampling.scan import Floats, Ids, indices_at_least, kth_largest, largest, mass, put, take
 from paceline.types import SamplingParams
 
@@ -162,12 +163,13 @@ def kept_ids(logits: torch.Tensor, top: float, params: SamplingParams) -> Ids | 
 
 
 def _top_k(logits: torch.Tensor, k: int) -> Ids:
-    edge = kth_largest(logits, k)
-    kept = indices_at_least(logits, edge)
-    if len(kept) == k:
+    found = leaders(logits, k) if can_pass(logits) else None
+    kept = indices_at_least(logits, kth_largest(logits, k)) if found is None else found
+    if len(kept) <= k:
         return kept
+    values = take(logits, kept)
     # More tokens sit on the edge than fit: the lowest ids among them stay.
-    on_edge = np.flatnonzero(take(logits, kept) == np.float32(edge))
+    on_edge = np.flatnonzero(values == values.min())
     return np.delete(kept, on_edge[k - len(kept) :])
 
 

@@ -20,6 +20,7 @@ from paceline.sampling import (
     gumbel,
     native_contenders,
     processed_logprobs,
+    processors,
     scan,
     top2_gap,
 )
@@ -229,6 +230,15 @@ def test_broken_logits_are_an_error_that_names_the_rows(bad, temperature):
 
 
 needs_compiler = pytest.mark.skipif(native_contenders() is None, reason="no C++ compiler at hand")
+
+
+def without_compiler(monkeypatch):
+    """Draws as on a machine that has none."""
+    for module in (coupled, processors):
+        monkeypatch.setattr(module, "can_pass", lambda _: False)
+    monkeypatch.setattr(coupled, "has_compiled", lambda: False)
+
+
 CUTS = [
     {},
     {"top_p": 0.95},
@@ -236,6 +246,9 @@ CUTS = [
     {"top_p": 1e-6},
     {"top_p": 0.9, "min_p": 0.02},
     {"top_p": 0.999, "min_p": 0.5},
+    {"min_p": 0.02},
+    {"top_k": 1},
+    {"top_k": 200},
     {"top_p": 0.8, "top_k": 50},
     {"top_p": 0.9, "repetition_penalty": 1.3},
 ]
@@ -255,7 +268,7 @@ def test_compiled_passes_draw_what_numpy_draws(temperature, cut, monkeypatch):
     params = SamplingParams(temperature=temperature, seed=9, **cut)
     rows = [TokenRow(params, position, (1, 2), (3, 5)) for position in range(60)]
     compiled = choose(logits, rows)
-    monkeypatch.setattr(coupled, "can_pass", lambda _: False)
+    without_compiler(monkeypatch)
     assert choose(logits, rows) == compiled
     for row, token in zip(logits, compiled, strict=True):
         assert math.isfinite(row[token])
@@ -286,11 +299,52 @@ def test_masses_count_what_ranks_before_a_token():
 
 
 @needs_compiler
-def test_more_contenders_than_fit_are_left_to_numpy():
+def test_more_contenders_than_fit_are_left_to_numpy(monkeypatch):
     """Noise and logits such that hundreds of tokens have one bound: the compiled pass says that it cannot tell."""
-    logits = torch.zeros(300)
-    assert contenders.find_contenders(logits, 0.0, 1.0, 5, slack=1e30) is None
-    assert len(contenders.find_contenders(logits, 0.0, 1.0, 5, slack=1.001)) < 5
+    logits = torch.zeros(600)
+    assert contenders.draw_whole(logits, 0.0, 1.0, 5) is not None
+    monkeypatch.setattr(contenders, "SLACK", 1e30)
+    assert contenders.draw_whole(logits, 0.0, 1.0, 5) is None
+    row = [TokenRow(SamplingParams(temperature=1.0, seed=1), 5)]
+    found = choose(logits[None], row)
+    without_compiler(monkeypatch)
+    assert choose(logits[None], row) == found
+
+
+@needs_compiler
+@pytest.mark.parametrize("vocab", [300, 1000, 5003])
+@pytest.mark.parametrize("k", [1, 2, 50, 255, 256, 257, 1024, 1025])
+def test_the_compiled_pass_finds_the_largest_logits(vocab, k):
+    """All that share the last place among them, and none that is impossible."""
+    generator = torch.Generator().manual_seed(k)
+    logits = torch.randn(vocab, generator=generator)
+    for row in (logits, logits.round(), torch.where(logits > 1, logits, -math.inf), torch.zeros(vocab)):
+        found = contenders.leaders(row, k)
+        if k > vocab or (row == 0).sum() > 4096:
+            assert found is None
+            continue
+        edge = row.sort(descending=True).values[k - 1]
+        assert found.tolist() == ((row >= edge) & (row > -math.inf)).nonzero().squeeze(1).tolist()
+
+
+@needs_compiler
+def test_compiled_draws_that_are_wrong_are_not_used(monkeypatch):
+    """A compiler may make wrong code; what it made is asked a few questions before it is used."""
+    library = native_contenders()
+
+    class Wrong:
+        def __getattr__(self, name):
+            return getattr(library, name)
+
+        def drawn_of(self, *args):
+            return library.drawn_of(*args) ^ (args[5] % 7 == 0)
+
+    assert contenders._is_sound(library)
+    assert not contenders._is_sound(Wrong())
+    native_contenders.cache_clear()
+    monkeypatch.setattr(contenders, "_is_sound", lambda _: False)
+    assert native_contenders() is None
+    native_contenders.cache_clear()
 
 
 def test_no_rows_no_tokens():
