@@ -93,6 +93,18 @@ def step_ms(runner: Runner, sequences: int, rows: int, repeats: int) -> float:
     return sorted(times)[len(times) // 2] * 1e3
 
 
+def draw_ms(device: str, vocab: int, rows: int, repeats: int, **settings: float) -> float:
+    """Median time of drawing a token for each of ``rows`` rows of logits that lie on the device."""
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(rows)).mul_(2.5).to(device)
+    params = SamplingParams(seed=3, **settings)  # type: ignore[arg-type]
+
+    def run() -> None:
+        choose(logits, [TokenRow(params, position) for position in range(rows)])
+
+    times = [_timed(run) for _ in range(repeats + 3)][3:]
+    return sorted(times)[len(times) // 2] * 1e3
+
+
 def _timed(run: Callable[[], None]) -> float:
     began = time.perf_counter()
     run()
@@ -145,6 +157,18 @@ def main() -> None:
             "t5_over_t1": round(times["1x5"] / times["1x1"], 3),
             "t9_over_t1": round(times["1x9"] / times["1x1"], 3),
         }
+    result["draw_ms"] = {
+        f"{rows} rows, {name}": round(draw_ms(args.device, vocab, rows, args.repeats, **settings), 3)
+        for vocab in (1000 if args.small else 128_256,)
+        for name, settings in (
+            ("T=0", {"temperature": 0.0}),
+            ("T=0.8", {"temperature": 0.8}),
+            ("T=0.8, top_p=0.95", {"temperature": 0.8, "top_p": 0.95}),
+            ("T=0.8, top_k=50", {"temperature": 0.8, "top_k": 50}),
+        )
+        for rows in (1, 32)
+    }
+    print(f"draws, ms: {result['draw_ms']}")
     difference = (logits["lean"] - logits["reference"]).abs().max().item()
     agree = (logits["lean"].argmax(-1) == logits["reference"].argmax(-1)) | (
         top2_gap(logits["reference"]) < 0.05

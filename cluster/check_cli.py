@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cluster.options import DEFAULT_ADDRESS, DEFAULT_VERIFY_ADDRESS, Address, given, write_file
+from cluster.options import DEFAULT_ADDRESS, Address, beside, given, write_file
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,8 +45,13 @@ def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None
         ] = None,
         address: Address = DEFAULT_ADDRESS,
         verify: Annotated[
-            str, typer.Option("--verify", "-v", help="host:port of its verify replica.")
-        ] = DEFAULT_VERIFY_ADDRESS,
+            str,
+            typer.Option(
+                "--verify",
+                "-v",
+                help="host:port of its verify replica; default: the usual port of the router's host.",
+            ),
+        ] = "",
         start: Annotated[
             bool, typer.Option("--start", help="Start a pair for it, and stop it afterwards.")
         ] = False,
@@ -110,7 +115,7 @@ def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None
                 reads=[path for path in (traffic, ledger, config) if path is not None],
             )
             with progress_on(Console(stderr=True, highlight=False)) as say, contextlib.ExitStack() as stack:
-                router, replica = address, verify
+                router, replica = address, verify or beside(address)
                 if (traffic is None) == (ledger is None):
                     raise ConfigError("give either a file of requests or --ledger")
                 if ledger is not None and written(base, ".jsonl").exists():

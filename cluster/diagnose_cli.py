@@ -26,7 +26,8 @@ def add_diagnose(app: typer.Typer, errors: Callable[[], AbstractContextManager[N
         records: Annotated[
             Path | None,
             typer.Option(
-                help="Requests, one JSON object a line, as `generate --json`, `check` and verify.records write them."
+                help="Requests, one JSON object a line, as `generate --json`, `check` and verify.records write them; of a "
+                "directory all that verify.records wrote there."
             ),
         ] = None,
         offline: Annotated[
@@ -66,8 +67,8 @@ def add_diagnose(app: typer.Typer, errors: Callable[[], AbstractContextManager[N
 
 
 def evidence_of(ledger: Path | None, records: Path | None, offline: dict[str, float]) -> "Evidence":
-    """What one of the two files holds. Raises ConfigError."""
-    from gates.evidence import from_records, from_rows
+    """What the ledger, or the records, hold. Raises ConfigError."""
+    from gates.evidence import from_rows, together
 
     if ledger is not None and records is None:
         from cluster.ledger_file import read_ledger
@@ -76,14 +77,23 @@ def evidence_of(ledger: Path | None, records: Path | None, offline: dict[str, fl
         rows = ((cell.group, float(cell.start), row) for cell, row in found.rows)
         return from_rows(rows, found.documents.get("holdout", "[]"), offline)
     if records is not None and ledger is None:
-        try:
-            with records.open(encoding="utf-8") as lines:
-                return from_records(lines, offline)
-        except OSError as error:
-            raise ConfigError(f"cannot read {records}: {error.strerror}") from error
-        except (UnicodeDecodeError, ValueError) as error:
-            raise ConfigError(f"{records}: {error}") from error
+        files = sorted(records.glob("requests-*.jsonl")) if records.is_dir() else [records]
+        if not files:
+            raise ConfigError(f"{records}: no file there that verify.records wrote (requests-*.jsonl)")
+        return together([_from_file(file, offline) for file in files], offline)
     raise ConfigError("give either --ledger or --records")
+
+
+def _from_file(file: Path, offline: dict[str, float]) -> "Evidence":
+    from gates.evidence import from_records
+
+    try:
+        with file.open(encoding="utf-8") as lines:
+            return from_records(lines, offline)
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except (UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}") from error
 
 
 def _shares(given: list[str]) -> dict[str, float]:

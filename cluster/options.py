@@ -15,6 +15,11 @@ Address = Annotated[
 ]
 
 
+def beside(router: str) -> str:
+    """Where the verify replica of a router usually listens: its port on the router's host."""
+    return f"{router.rpartition(':')[0]}:{DEFAULT_VERIFY_ADDRESS.rpartition(':')[2]}"
+
+
 def write_file(path: Path, text: str, *, private: bool = False) -> None:
     """``private``: for the owner alone. Raises ConfigError where it cannot be written."""
     try:

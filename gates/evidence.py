@@ -109,6 +109,15 @@ def from_records(lines: Iterable[str], offline: Mapping[str, float] = {}) -> Evi
             raise ValueError(
                 f"line {number}: no record of a request ({type(error).__name__}: {error})"
             ) from error
+    return _of_requests(seen, offline)
+
+
+def together(parts: Sequence[Evidence], offline: Mapping[str, float] = {}) -> Evidence:
+    """The evidence of several files of records as one."""
+    return _of_requests([one for part in parts for one in part.seen], offline)
+
+
+def _of_requests(seen: list[Seen], offline: Mapping[str, float]) -> Evidence:
     times: dict[tuple[str, str, str], Counter[int]] = {}
     for one in seen:
         for (metric, bin_number), count in one.bins.items():

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from paceline.errors import EngineError
-from paceline.sampling import largest
+from paceline.sampling import largest, scan
 from paceline.sampling.contenders import (
     LAST,
     SLACK,
@@ -29,6 +29,7 @@ from paceline.sampling.contenders import (
     has_compiled,
     masses,
 )
+from paceline.sampling.device import leaders_together, masses_together, near_together
 from paceline.sampling.noise import Domain, exponential, row_key, token_bits
 from paceline.sampling.processors import (
     TokenRow,
@@ -36,6 +37,7 @@ from paceline.sampling.processors import (
     check_largest,
     kept_ids,
     largest_logits,
+    narrowed,
     penalise,
 )
 from paceline.sampling.scan import Floats, Ids, array, indices_at_most, ratio_bounds, smallest, take
@@ -101,14 +103,75 @@ def _draws(logits: torch.Tensor, rows: Sequence[TokenRow], domain: Domain) -> Ca
         return draw_known
     processed = [penalise(logits[index], row) for index, row in enumerate(rows)]
     found, highest = largest_logits(processed) if rows else ([], [])
+    firsts = list(map(Rank, highest, found))
+    together: dict[int, int] = {} if scan.on_host(logits) else _draw_together(processed, firsts, rows, domain)
 
     def draw(index: int) -> int:
         row = rows[index]
         if row.params.greedy:
             return found[index]
-        return _draw(processed[index], Rank(highest[index], found[index]), row, domain)
+        token = together.get(index)
+        return _draw(processed[index], firsts[index], row, domain) if token is None else token
 
     return draw
+
+
+def _draw_together(
+    processed: Sequence[torch.Tensor], firsts: Sequence[Rank], rows: Sequence[TokenRow], domain: Domain
+) -> dict[int, int]:
+    """Tokens of rows on a device, by the row's index, without those that are greedy or have to be looked at by themselves."""
+    drawn: dict[int, int] = {}
+    undecided: dict[int, Rank] = {}
+    by_k: dict[int, list[int]] = {}
+    for index, row in enumerate(rows):
+        if row.params.greedy:
+            continue
+        if 0 < row.params.top_k < len(processed[index]):
+            by_k.setdefault(row.params.top_k, []).append(index)
+        else:
+            undecided[index] = LAST
+    keys = [row_key(row.params.seed, row.position, domain) for row in rows]
+    for k, indices in by_k.items():
+        leading = leaders_together(torch.stack([processed[index] for index in indices]), k)
+        for index, found in zip(indices, leading, strict=True):
+            if found is not None:
+                params, top = rows[index].params, firsts[index].logit
+                drawn[index] = _among(*narrowed(*found, top, params), top, params, keys[index])
+    while undecided:
+        indices = list(undecided)
+        matrix = torch.stack([processed[index] for index in indices])
+        tops = [firsts[index].logit for index in indices]
+        temperatures = [rows[index].params.temperature for index in indices]
+        before = [undecided[index] for index in indices]
+        near = near_together(matrix, tops, temperatures, [keys[index] for index in indices], before)
+        winners: dict[int, Rank] = {}  # by place in ``indices``
+        for place, index in enumerate(indices):
+            params, found = rows[index].params, near[place]
+            if found is None:
+                continue
+            token = _winner(*found, tops[place], params, keys[index])
+            if token == firsts[index].token_id or (params.top_p == 1.0 and params.min_p == 0.0):
+                drawn[index] = token
+            else:
+                winners[place] = Rank(float(found[1][found[0] == token][0]), token)
+        undecided = {}
+        if not winners:
+            break
+        places = list(winners)
+        masses_of = masses_together(
+            matrix[places],
+            [tops[place] for place in places],
+            [temperatures[place] for place in places],
+            list(winners.values()),
+        )
+        for place, (everything, heavier) in zip(places, masses_of, strict=True):
+            index, winner = indices[place], winners[place]
+            belongs = _belongs(winner, firsts[index].logit, everything, heavier, rows[index].params)
+            if belongs:
+                drawn[index] = winner.token_id
+            elif belongs is not None:
+                undecided[index] = winner
+    return drawn
 
 
 def _draw(logits: torch.Tensor, first: Rank, row: TokenRow, domain: Domain) -> int:
@@ -123,16 +186,18 @@ def _draw(logits: torch.Tensor, first: Rank, row: TokenRow, domain: Domain) -> i
         if drawn is not None:
             return drawn
     kept = kept_ids(logits, top, params)
-    if kept is None:
-        token_ids = (
-            np.arange(len(logits)) if len(logits) <= _FEW else _contenders(logits, top, params, key, None)
-        )
-        values = take(logits, token_ids)
-    else:
-        values = take(logits, kept)
-        contenders = slice(None) if len(kept) <= _FEW else _contenders(values, top, params, key, kept)
-        token_ids, values = kept[contenders], values[contenders]
-    return _winner(token_ids, values, top, params, key)
+    if kept is not None:
+        return _among(kept, take(logits, kept), top, params, key)
+    token_ids = np.arange(len(logits)) if len(logits) <= _FEW else _contenders(logits, top, params, key, None)
+    return _winner(token_ids, take(logits, token_ids), top, params, key)
+
+
+def _among(kept: Ids, values: Floats, top: float, params: SamplingParams, key: int) -> int:
+    """The draw among the tokens that stay, with their logits."""
+    if len(kept) > _FEW:
+        contenders = _contenders(values, top, params, key, kept)
+        kept, values = kept[contenders], values[contenders]
+    return _winner(kept, values, top, params, key)
 
 
 def _from_nucleus(logits: torch.Tensor, first: Rank, params: SamplingParams, key: int) -> int | None:
@@ -148,16 +213,25 @@ def _from_nucleus(logits: torch.Tensor, first: Rank, params: SamplingParams, key
         if token is None or token == first.token_id:  # the likeliest one always belongs
             return token
         winner = Rank(float(array(logits)[token]), token)
-        everything, before = masses(logits, top, params.temperature, winner)
-        wanted = params.top_p * everything
-        if abs(before - wanted) <= _MASS_SLACK * everything:
+        belongs = _belongs(winner, top, *masses(logits, top, params.temperature, winner), params)
+        if belongs is None:
             return None
-        heavy = _is_heavy(winner.logit, top, params)
-        if heavy is None:
-            return None
-        if heavy and before < wanted:
+        if belongs:
             return token
         behind = winner
+
+
+def _belongs(
+    winner: Rank, top: float, everything: float, before: float, params: SamplingParams
+) -> bool | None:
+    """Whether top_p and min_p let a token stay, ``before`` of all mass ranking before it; None where rounding might decide."""
+    wanted = params.top_p * everything
+    if params.top_p < 1.0 and abs(before - wanted) <= _MASS_SLACK * everything:
+        return None
+    heavy = params.min_p == 0.0 or _is_heavy(winner.logit, top, params)
+    if heavy is None:
+        return None
+    return heavy and (params.top_p == 1.0 or before < wanted)
 
 
 def _from_all(logits: torch.Tensor, top: float, params: SamplingParams, key: int) -> int | None:

@@ -150,16 +150,32 @@ def kept_ids(logits: torch.Tensor, top: float, params: SamplingParams) -> Ids | 
 
     ``top`` is the row's largest logit. The temperature is above 0.
     """
-    kept: Ids | None = None
     if 0 < params.top_k < len(logits):
         kept = _top_k(logits, params.top_k)
+        return narrowed(kept, take(logits, kept), top, params)[0]
     if params.top_p < 1.0:
-        kept = _top_p(logits, kept, top, params)
-    if params.min_p > 0.0:
-        if kept is None:
-            kept = _not_below(logits, params.min_p, top, params)
-        kept = kept[_weights(take(logits, kept), top, params) >= params.min_p]
-    return kept
+        kept = _top_p(logits, top, params)
+    elif params.min_p > 0.0:
+        kept = _not_below(logits, params.min_p, top, params)
+    else:
+        return None
+    return _heavy(kept, take(logits, kept), top, params)[0]
+
+
+def narrowed(kept: Ids, values: Floats, top: float, params: SamplingParams) -> tuple[Ids, Floats]:
+    """Steps 7 and 8 on the tokens that top_k leaves, ascending, with their logits."""
+    if params.top_p < 1.0:
+        weights = _weights(values, top, params)
+        leading = _leading_part(values, weights, params.top_p * float(weights.sum()))
+        kept, values = kept[leading], values[leading]
+    return _heavy(kept, values, top, params)
+
+
+def _heavy(kept: Ids, values: Floats, top: float, params: SamplingParams) -> tuple[Ids, Floats]:
+    if params.min_p == 0.0:
+        return kept, values
+    stays = _weights(values, top, params) >= params.min_p
+    return kept[stays], values[stays]
 
 
 def _top_k(logits: torch.Tensor, k: int) -> Ids:
@@ -173,11 +189,7 @@ def _top_k(logits: torch.Tensor, k: int) -> Ids:
     return np.delete(kept, on_edge[k - len(kept) :])
 
 
-def _top_p(logits: torch.Tensor, kept: Ids | None, top: float, params: SamplingParams) -> Ids:
-    if kept is not None:
-        values = take(logits, kept)
-        weights = _weights(values, top, params)
-        return kept[_leading_part(values, weights, params.top_p * float(weights.sum()))]
+def _top_p(logits: torch.Tensor, top: float, params: SamplingParams) -> Ids:
     # Sorting the vocabulary costs ten times all the rest, and the tokens above a threshold usually hold mass enough.
     # Where they do not, the second threshold cannot fail: all tokens below it weigh less than what may go.
     total = mass(logits, top, params.temperature)

@@ -3,12 +3,15 @@
 import asyncio
 import time
 
+import pytest
 from stack import running_stack
 
+from cluster.diagnose_cli import evidence_of
 from cluster.simulated import simulated
 from gates.diagnose import diagnose
 from gates.evidence import from_records
 from paceline.config import load_config
+from paceline.errors import ConfigError
 
 PORTS = ["draft.server.port=0", "verify.server.port=0", "router.server.port=0"]
 
@@ -39,3 +42,12 @@ async def test_records_of_a_replica_are_evidence(tmp_path):
     (found,) = diagnose(evidence).pictures
     assert sum(found.blocks.values()) > 20
     assert diagnose(evidence).findings == ()
+    for index, part in enumerate((lines[:4], lines[4:])):
+        (tmp_path / f"requests-{index}.jsonl").write_text("\n".join([*part, ""]))
+    for path in tmp_path.glob("requests-*.jsonl"):
+        if path.stem not in ("requests-0", "requests-1"):
+            path.unlink()
+    assert evidence_of(None, tmp_path, {}).times == evidence.times
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ConfigError, match="no file there that verify.records wrote"):
+        evidence_of(None, tmp_path / "none", {})

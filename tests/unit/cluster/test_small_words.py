@@ -9,6 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.cli import app
+from cluster.options import beside
 from cluster.rollout_cli import status_lines
 from cluster.six_tables import print_conclusion
 from evaluation.recordings import load_recording
@@ -101,3 +102,12 @@ def test_reasons_name_no_drafter():
     """Which drafter it would have been, others decide."""
     table = PlanTable({})
     assert not [name for name in TASK_TYPES if "lookup" in table.reason(name)]
+
+
+@pytest.mark.parametrize(
+    ("router", "verify"),
+    [("127.0.0.1:7440", "127.0.0.1:7441"), ("gpu-7:9000", "gpu-7:7441"), ("[::1]:7440", "[::1]:7441")],
+)
+def test_a_router_on_another_host_has_its_verify_replica_there(router, verify):
+    """A check of it asks no replica of this machine."""
+    assert beside(router) == verify

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.errors import EngineError
 from paceline.sampling import (
@@ -109,6 +110,29 @@ def test_choose_equals_the_slow_reference_at_any_key_and_sharpness(
     assert choose(logits, [row]) == [reference_choice(logits[0], row)]
 
 
+def as_on_a_device(monkeypatch):
+    """The torch passes, for tensors that the host could read itself."""
+    for module in (scan, contenders):
+        monkeypatch.setattr(module, "on_host", lambda tensor: False)
+
+
+def likeliest_of(logits, rows, indices):
+    """What ``_draw_together`` is given beside the logits of these rows."""
+    firsts = [contenders.Rank(float(logits[index].max()), int(logits[index].argmax())) for index in indices]
+    return firsts, [rows[index] for index in indices], Domain.COUPLED
+
+
+class CountPasses(TorchDispatchMode):
+    """Counts what torch computes; views cost nothing."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        self.number += name not in {"select", "unsqueeze", "slice", "detach", "view", "alias", "t", "expand"}
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("options", PARAMS, ids=str)
 @pytest.mark.parametrize("scale", [0.0, 0.5, 4.0])
 def test_the_device_s_passes_choose_the_host_s_tokens(options, scale, monkeypatch):
@@ -119,9 +143,33 @@ def test_the_device_s_passes_choose_the_host_s_tokens(options, scale, monkeypatc
     ]
     on_host = choose(logits, rows)
     log_probs = processed_logprobs(logits, rows)
-    monkeypatch.setattr(scan, "on_host", lambda tensor: False)
+    as_on_a_device(monkeypatch)
     assert choose(logits, rows) == on_host
+    assert [choose(logits[i : i + 1], rows[i : i + 1])[0] for i in range(6)] == on_host
     assert torch.equal(processed_logprobs(logits, rows), log_probs)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"top_p": 0.95}, {"top_k": 50}, {"top_k": 50, "top_p": 0.9}, {"min_p": 0.02}]
+)
+def test_rows_on_a_device_are_drawn_together(options, monkeypatch):
+    """32 rows make no more passes than one: each pass that is waited for costs more than it computes."""
+    logits = sharp_logits(32, 20_011, seed=8, scale=1.0)
+    rows = [TokenRow(SamplingParams(temperature=0.8, seed=4, **options), index) for index in range(32)]
+    as_on_a_device(monkeypatch)
+    alone = [
+        index
+        for index in range(32)
+        if coupled._draw_together([logits[index]], *likeliest_of(logits, rows, [index])) == {}
+    ]
+    assert len(alone) <= 3  # where rounding might decide, or too many come near
+    passes = []
+    for count in (1, 32):
+        with CountPasses() as counted:
+            choose(logits[:count], rows[:count])
+        passes.append(counted.number)
+    # Whoever loses to the nucleus is drawn again among those before the loser: a few turns more.
+    assert passes[1] <= 4 * passes[0] + 40 * len(alone)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -269,6 +317,8 @@ def test_compiled_passes_draw_what_numpy_draws(temperature, cut, monkeypatch):
     rows = [TokenRow(params, position, (1, 2), (3, 5)) for position in range(60)]
     compiled = choose(logits, rows)
     without_compiler(monkeypatch)
+    assert choose(logits, rows) == compiled
+    as_on_a_device(monkeypatch)
     assert choose(logits, rows) == compiled
     for row, token in zip(logits, compiled, strict=True):
         assert math.isfinite(row[token])
