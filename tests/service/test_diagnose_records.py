@@ -49,5 +49,5 @@ async def test_records_of_a_replica_are_evidence(tmp_path):
             path.unlink()
     assert evidence_of(None, tmp_path, {}).times == evidence.times
     (tmp_path / "none").mkdir()
-    with pytest.raises(ConfigError, match="no file there that verify.records wrote"):
+    with pytest.raises(ConfigError, match="no file there that verify"):
         evidence_of(None, tmp_path / "none", {})
