@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from paceline.sampling import TokenRow, choose, contenders, coupled, processors
+from paceline.sampling import TokenRow, choose, contenders, one_row, processors
 from paceline.types import SamplingParams
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -53,9 +53,9 @@ def main() -> None:
     for name, settings in SETTINGS.items():
         ours, tokens = least_us(logits, settings)
         with (
-            mock.patch.object(coupled, "can_pass", return_value=False),
+            mock.patch.object(one_row, "can_pass", return_value=False),
             mock.patch.object(processors, "can_pass", return_value=False),
-            mock.patch.object(coupled, "has_compiled", return_value=False),
+            mock.patch.object(one_row, "has_compiled", return_value=False),
         ):
             numpy, others = least_us(logits, settings)
         same = same and tokens == others

@@ -16,10 +16,10 @@ from paceline.sampling import (
     TokenRow,
     choose,
     contenders,
-    coupled,
     follow,
     gumbel,
     native_contenders,
+    one_row,
     processed_logprobs,
     processors,
     scan,
@@ -27,6 +27,7 @@ from paceline.sampling import (
 )
 from paceline.sampling.noise import exponential, mix64
 from paceline.sampling.processors import kept_ids
+from paceline.sampling.together import draw_together
 from paceline.types import SamplingParams
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -160,7 +161,7 @@ def test_rows_on_a_device_are_drawn_together(options, monkeypatch):
     alone = [
         index
         for index in range(32)
-        if coupled._draw_together([logits[index]], *likeliest_of(logits, rows, [index])) == {}
+        if draw_together([logits[index]], *likeliest_of(logits, rows, [index])) == {}
     ]
     assert len(alone) <= 3  # where rounding might decide, or too many come near
     passes = []
@@ -282,9 +283,9 @@ needs_compiler = pytest.mark.skipif(native_contenders() is None, reason="no C++ 
 
 def without_compiler(monkeypatch):
     """Draws as on a machine that has none."""
-    for module in (coupled, processors):
+    for module in (one_row, processors):
         monkeypatch.setattr(module, "can_pass", lambda _: False)
-    monkeypatch.setattr(coupled, "has_compiled", lambda: False)
+    monkeypatch.setattr(one_row, "has_compiled", lambda: False)
 
 
 CUTS = [
@@ -330,7 +331,7 @@ def test_a_nucleus_is_rarely_left_to_numpy(monkeypatch):
     logits = torch.randn(200, 3000, generator=torch.Generator().manual_seed(1)) * 3
     rows = [TokenRow(SamplingParams(temperature=1.0, top_p=0.7), position) for position in range(200)]
     slow = []
-    monkeypatch.setattr(coupled, "kept_ids", lambda *args: slow.append(args) or kept_ids(*args))
+    monkeypatch.setattr(one_row, "kept_ids", lambda *args: slow.append(args) or kept_ids(*args))
     choose(logits, rows)
     assert len(slow) <= 10
 
