@@ -22,9 +22,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def verify(model: Path, port: int = 0) -> TierServer:
-    config = load_config(
-        None, [f'model.name="{model}"', 'model.dtype="float32"', f"verify.server.port={port}"]
-    )
+    # Any port for metrics: the one next to a port of a moment ago may have gone to somebody else meanwhile.
+    ports = [f"verify.server.port={port}", "verify.server.metrics_port=0"]
+    config = load_config(None, [f'model.name="{model}"', 'model.dtype="float32"', *ports])
     server = await verify_service.service.create_server(config)
     await server.start()
     return server
