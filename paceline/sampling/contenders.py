@@ -68,7 +68,7 @@ def native_contenders() -> ctypes.CDLL | None:
 
 
 def _is_sound(library: ctypes.CDLL) -> bool:
-    """Whether it draws what Python draws. Compilers have made wrong code of such loops, and a wrong token is not to be had for speed."""
+    """Whether it draws, ranks and weighs as Python does. Compilers have made wrong code of such loops, and speed is not worth a wrong token."""
     count, top, temperature = 1237, 3.0, 0.7
     values = np.linspace(-9.0, top, count).astype(np.float32)[np.argsort(np.arange(count) * 7919 % count)]
     for position in range(16):
@@ -80,7 +80,26 @@ def _is_sound(library: ctypes.CDLL) -> bool:
         drawn = library.drawn_of(values.ctypes.data, count, top, temperature, temperature, key, SLACK, *LAST)
         if drawn != scores.index(max(scores)):
             return False
-    return True
+    found = np.empty(count, dtype=np.int64)
+    made = library.leaders_of(values.ctypes.data, count, 50, found.ctypes.data, count)
+    if found[: max(made, 0)].tolist() != np.sort(np.argsort(-values)[:50]).tolist():
+        return False
+    weights = np.exp((values.astype(np.float64) - top) / temperature)
+    edge = int(found[7])
+    floor = float(values[edge])
+    everything, heavier = ctypes.c_double(), ctypes.c_double()
+    library.masses_of(
+        values.ctypes.data,
+        count,
+        top,
+        temperature,
+        floor,
+        edge,
+        ctypes.byref(everything),
+        ctypes.byref(heavier),
+    )
+    told = everything.value, heavier.value
+    return bool(np.allclose(told, (weights.sum(), weights[values > floor].sum()), rtol=1e-5, atol=0.0))
 
 
 def has_compiled() -> bool:

@@ -388,10 +388,22 @@ def test_compiled_draws_that_are_wrong_are_not_used(monkeypatch):
             return getattr(library, name)
 
         def drawn_of(self, *args):
-            return library.drawn_of(*args) ^ (args[5] % 7 == 0)
+            return library.drawn_of(*args) ^ (self.wrong == "draws" and args[5] % 7 == 0)
+
+        def leaders_of(self, *args):
+            return library.leaders_of(*args) - (self.wrong == "leaders")
+
+        def masses_of(self, *args):
+            library.masses_of(*args)
+            if self.wrong == "masses":
+                args[-1]._obj.value *= 1.001
+
+        wrong = "draws"
 
     assert contenders._is_sound(library)
-    assert not contenders._is_sound(Wrong())
+    for wrong in ("draws", "leaders", "masses"):
+        Wrong.wrong = wrong
+        assert not contenders._is_sound(Wrong())
     native_contenders.cache_clear()
     monkeypatch.setattr(contenders, "_is_sound", lambda _: False)
     assert native_contenders() is None
