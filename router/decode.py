@@ -5,12 +5,9 @@ is back; by I2 it goes on with exactly the tokens that the lost one would have g
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 
-import grpc
-
-from paceline.errors import CapacityError, DeadlineError, EngineError, PacelineError, PeerLostError
-from paceline.serving.status import DETAILS_KEY, error_from_rpc, plain_words
+from paceline.errors import CapacityError, EngineError, PacelineError, PeerLostError
 from paceline.v1 import verify_pb2
 from router.journal import Journal
 from router.replicas import Replica, Replicas
@@ -35,7 +32,7 @@ class ResumableDecode:
         identity: tuple[str, ...],
         resume_s: float,
         time_remaining: Callable[[], float | None],
-        metadata: Sequence[tuple[str, str]] = (),
+        traceparent: str = "",
     ) -> None:
         """``request`` without committed tokens; ``time_remaining`` gives seconds, None without a deadline."""
         self.resumed = 0
@@ -48,7 +45,7 @@ class ResumableDecode:
         self._identity = identity
         self._resume_s = resume_s
         self._time_remaining = time_remaining
-        self._metadata = tuple(metadata)
+        self._traceparent = traceparent
         self._admissions = 0
         self._fruitless = 0
         self._tried: set[Replica] = set()
@@ -66,8 +63,8 @@ class ResumableDecode:
             replica = await self._next_replica(failure)
             admitted, known = False, len(self._journal)
             with replica.working():
-                call = replica.stub.Decode(
-                    self._continued(), timeout=self._time_remaining(), metadata=self._metadata
+                call = replica.decodes.call(
+                    self._continued(), timeout_s=self._time_remaining(), traceparent=self._traceparent
                 )
                 try:
                     while True:
@@ -82,9 +79,7 @@ class ResumableDecode:
                         yield event
                         if isinstance(event, verify_pb2.DecodeFinished):
                             return
-                except grpc.aio.AioRpcError as error:
-                    failure = self._meaning(error, replica)
-                except PeerLostError as error:
+                except PacelineError as error:
                     failure = error
                 finally:
                     call.cancel()  # does nothing once the call is over
@@ -146,30 +141,16 @@ class ResumableDecode:
                 )
         self._give_up_at = self._give_up_at or _now() + self._resume_s
 
-    def _meaning(self, error: grpc.aio.AioRpcError, replica: Replica) -> PacelineError:
-        code = error.code()
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED and self._time_remaining() is not None:
-            return DeadlineError("the caller's deadline passed")
-        meant = error_from_rpc(error)
-        # A living server's INTERNAL carries its status; without one the transport made it up for a stream that broke.
-        answered = any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
-        if isinstance(meant, PeerLostError) or (isinstance(meant, EngineError) and not answered):
-            words = plain_words(code, error.details() or "").removeprefix(f"{replica.address}: ")
-            return PeerLostError(f"verify replica {replica.address}: {words}")
-        return meant
 
-
-def _event(message: object) -> Event:
-    if isinstance(message, verify_pb2.DecodeResponse):
-        match message.WhichOneof("event"):
-            case "admitted":
-                return message.admitted
-            case "run":
-                return message.run
-            case "finished":
-                return message.finished
-        raise EngineError("the verify replica sent an event that this router does not know")
-    raise PeerLostError("the verify replica ended the stream without an answer")
+def _event(message: verify_pb2.DecodeResponse) -> Event:
+    match message.WhichOneof("event"):
+        case "admitted":
+            return message.admitted
+        case "run":
+            return message.run
+        case "finished":
+            return message.finished
+    raise EngineError("the verify replica sent an event that this router does not know")
 
 
 def _now() -> float:

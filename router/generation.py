@@ -13,7 +13,7 @@ from paceline import codec
 from paceline.errors import DeadlineError, PacelineError
 from paceline.serving.status import status_from_error
 from paceline.telemetry import names
-from paceline.telemetry.context import bind_trace, extract, inject
+from paceline.telemetry.context import bind_trace, extract
 from paceline.types import FinishReason, Mode, Plan, Timings
 from paceline.v1 import common_pb2, router_pb2, verify_pb2
 from router.accept import Accepted, RouterParts, accept
@@ -150,7 +150,7 @@ class Generation:
             resume_s=self._parts.config.resume_s,
             time_remaining=self._context.time_remaining,
             # A router that makes no spans hands its caller's trace on.
-            metadata=inject(self._trace or self._caller),
+            traceparent=span.to_traceparent() if (span := self._trace or self._caller) else "",
         )
 
     async def _deliver(self, event: verify_pb2.DecodeRun, text: OutputText) -> TextRun:

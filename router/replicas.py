@@ -20,6 +20,7 @@ from paceline.serving.channel import open_channel
 from paceline.serving.status import plain_words
 from paceline.types import ModelInfo
 from paceline.v1 import verify_pb2, verify_pb2_grpc
+from router.decode_calls import DecodeCalls
 
 _logger = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Replica:
         self.channel = open_channel(address)
         self.stub: verify_pb2_grpc.VerifyServiceAsyncStub = verify_pb2_grpc.VerifyServiceStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)
+        self.decodes = DecodeCalls(address, self.stub)
         self.look_now = asyncio.Event()
         self.asked = asyncio.Event()  # at least once
         self.last_picked = 0
@@ -134,6 +136,7 @@ class Replicas:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         for replica in self._replicas:
+            await replica.decodes.close()
             await replica.channel.close()
 
     async def facts(self) -> ModelFacts:

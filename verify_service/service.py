@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-import math
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 
@@ -15,107 +13,71 @@ from paceline import codec
 from paceline.config import PacelineConfig
 from paceline.engine import Runner, load_runner
 from paceline.engine.memory import device_bytes, give_back_free_memory, kv_bytes_per_token, weights_bytes
-from paceline.errors import FieldViolation, InvalidRequestError, PeerLostError
-from paceline.ranges import MAX_K, sampling_violations
 from paceline.records import RecordWriter
 from paceline.serving.delay_line import DelayLine
 from paceline.serving.host import host_name
 from paceline.serving.server import TierServer
 from paceline.simulation import MODEL_NAME, pair_of
 from paceline.telemetry import names
-from paceline.telemetry.context import TraceContext, extract
+from paceline.telemetry.context import extract
 from paceline.telemetry.metrics import Metrics, build_info, spans_lost
 from paceline.telemetry.spans import Telemetry
-from paceline.types import AcceptancePrior, Mode
 from paceline.v1 import common_pb2, draft_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.beside import build_beside
+from verify_service.call_stream import CallStream
+from verify_service.calls import Calls, Records
 from verify_service.costs import CostTable, load_or_measure, simulated_table
 from verify_service.engine import Engine
 from verify_service.link_client import LinkClient, LinkEvents
 from verify_service.meter import Meter, engine_state
-from verify_service.recording import Recording, open_records, records_lost
-from verify_service.sequence import Admitted, DecodeSpec, Event, Failed, Finished, Run
-from verify_service.sequence import Sequence as Decoding
-from verify_service.spans import DecodeSpans
+from verify_service.recording import open_records, records_lost
+from verify_service.sequence import Event
 
 log = logging.getLogger(__name__)
 
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
 _Context = grpc.aio.ServicerContext[verify_pb2.DecodeRequest, verify_pb2.DecodeResponse]
-
-
-@dataclass(frozen=True, slots=True)
-class Records:
-    """Where requests are recorded, see ``recording``."""
-
-    writer: RecordWriter
-    verify_id: str
-    token_ids: bool
+_ManyContext = grpc.aio.ServicerContext[verify_pb2.DecodeManyRequest, verify_pb2.DecodeManyResponse]
 
 
 class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
     """The servicer; one per process."""
 
     def __init__(
-        self,
-        engine: Engine,
-        runner: Runner,
-        telemetry: Telemetry,
-        memory: verify_pb2.ModelMemory,
-        links: Sequence[LinkClient] = (),
-        records: "Records | None" = None,
+        self, calls: Calls, memory: verify_pb2.ModelMemory, links: Sequence[LinkClient] = ()
     ) -> None:
-        self._engine = engine
-        self._runner = runner
-        self._telemetry = telemetry
+        self._calls = calls
+        self._engine = calls.engine
+        self._runner = calls.runner
         self._memory = memory
         self._links = links
-        self._records = records
+        self._streams: set[CallStream] = set()
 
     async def Decode(self, request: verify_pb2.DecodeRequest, context: _Context) -> None:  # type: ignore[override]  # noqa: N802  # aio also takes a coroutine
         """See verify.proto. Cancelling the call, or its deadline, frees the sequence at the next step."""
-        parent = extract(context.invocation_metadata())
-        trace = (
-            self._telemetry.child(parent) if parent and parent.sampled and self._telemetry.enabled else None
-        )
-        spec = decode_spec(request, self._runner, trace, deadline=_deadline(context))
         events: asyncio.Queue[Event] = asyncio.Queue()
-        sequence = self._engine.submit(spec, events.put_nowait)
-        spans = DecodeSpans(self._telemetry, parent, spec, sequence.arrived)
-        recording = self._recording(sequence)
+        caller = extract(context.invocation_metadata())
+        call = self._calls.begin(request, caller, context.time_remaining(), events.put_nowait)
         try:
-            while True:
-                event = await events.get()
-                spans.see(event)
-                if recording is not None:
-                    recording.see(event)
-                match event:
-                    case Failed(error):
-                        raise error
-                    case Finished():
-                        await context.write(_response(event))
-                        return
-                    case _:
-                        await context.write(_response(event))
+            while not call.over:
+                await context.write(call.response(await events.get()))
         finally:
-            self._engine.cancel(sequence)
-            spans.end(time.monotonic())
-            if recording is not None:
-                recording.end(time.monotonic())
+            call.end()
 
-    def _recording(self, sequence: Decoding) -> Recording | None:
-        records = self._records
-        if records is None:
-            return None
-        version, _ = self._engine.state().drafters.get(sequence.spec.plan.drafter, ("", False))
-        return Recording(
-            records.writer,
-            records.verify_id,
-            sequence,
-            token_ids=records.token_ids,
-            drafter_version=version,
-        )
+    async def DecodeMany(self, request_iterator: object, context: _ManyContext) -> None:  # type: ignore[override]  # noqa: N802  # aio also takes a coroutine
+        """See verify.proto. Ending the stream frees its sequences at the next step."""
+        stream = CallStream(self._calls)
+        self._streams.add(stream)
+        try:
+            await stream.run(context)
+        finally:
+            self._streams.discard(stream)
+
+    async def drain(self) -> None:
+        """Take no more sequences on streams that are open; each ends with its last one."""
+        for stream in self._streams:
+            stream.drain()
 
     async def GetModelInfo(  # noqa: N802
         self,
@@ -173,12 +135,6 @@ def _drafter_memory(links: Sequence[LinkClient]) -> list[verify_pb2.DrafterMemor
     ]
 
 
-def _deadline(context: _Context) -> float:
-    """When the caller stops waiting, monotonic; gRPC carries it from hop to hop as a duration."""
-    remaining_s = context.time_remaining()
-    return math.inf if remaining_s is None else time.monotonic() + remaining_s
-
-
 def _costs(engine: Engine, table: CostTable) -> verify_pb2.StepCosts:
     return verify_pb2.StepCosts(
         origin=table.origin,
@@ -193,102 +149,6 @@ def _costs(engine: Engine, table: CostTable) -> verify_pb2.StepCosts:
         row_key_s=table.row_key_s,
         sequence_key_s=table.sequence_key_s,
     )
-
-
-def decode_spec(
-    request: verify_pb2.DecodeRequest,
-    runner: Runner,
-    trace: TraceContext | None,
-    *,
-    deadline: float = math.inf,
-) -> DecodeSpec:
-    """The request as a value. Raises InvalidRequestError: the router validates for people, this guards the engine; PeerLostError: for another model."""
-    info = runner.info
-    if request.identity and tuple(request.identity) != info.identity:
-        # Started anew since the router asked: what another model would say is no continuation (I2).
-        raise PeerLostError(f"this replica serves another model now: {', '.join(info.identity)}")
-    violations = []
-    known = len(request.prompt_ids) + len(request.committed_ids)
-    if not request.prompt_ids:
-        violations.append(FieldViolation("prompt_ids", "is empty; expected at least one token"))
-    if known >= info.max_context:
-        violations.append(
-            FieldViolation("prompt_ids", f"{known} tokens leave no room in a context of {info.max_context}")
-        )
-    for field, ids in (("prompt_ids", request.prompt_ids), ("committed_ids", request.committed_ids)):
-        if ids and max(ids) >= info.vocab_size:
-            violations.append(FieldViolation(field, f"{max(ids)} is not below {info.vocab_size}"))
-    if request.max_tokens <= len(request.committed_ids):
-        violations.append(
-            FieldViolation(
-                "max_tokens",
-                f"{request.max_tokens} leaves nothing to decode after {len(request.committed_ids)} committed tokens",
-            )
-        )
-    if len(request.stop_token_ids) > info.vocab_size:
-        violations.append(FieldViolation("stop_token_ids", f"{len(request.stop_token_ids)} ids"))
-    violations += sampling_violations(request.sampling, info.vocab_size)
-    plan = codec.plan_from_pb(request.plan)
-    if plan.mode is Mode.SPECULATIVE and not 1 <= plan.k_max <= MAX_K:
-        violations.append(FieldViolation("plan.k_max", f"{plan.k_max}; expected 1 to {MAX_K}"))
-    if plan.prior is not None:
-        violations += _wrong_prior(plan.prior)
-    if violations:
-        raise InvalidRequestError(violations)
-    return DecodeSpec(
-        request_id=request.request_id,
-        prompt_ids=tuple(request.prompt_ids),
-        committed_ids=tuple(request.committed_ids),
-        sampling=codec.sampling_from_pb(request.sampling),
-        max_tokens=request.max_tokens,
-        stop_ids=frozenset(request.stop_token_ids),
-        plan=plan,
-        trace=trace,
-        tenant=request.tenant,
-        priority=request.priority,
-        deadline=deadline,
-    )
-
-
-def _wrong_prior(prior: AcceptancePrior) -> Iterator[FieldViolation]:
-    """What the controller could not calculate with; it goes on to the beliefs about other sequences of the drafter."""
-    shares = [
-        ("mean", prior.mean),
-        *((f"by_position[{i}]", one) for i, one in enumerate(prior.by_position[:MAX_K])),
-    ]
-    for name, share in shares:
-        if not 0.0 < share < 1.0:
-            yield FieldViolation(f"plan.prior.{name}", f"{share}; expected a number in (0, 1)")
-    if not 0.0 < prior.strength < math.inf:
-        yield FieldViolation("plan.prior.strength", f"{prior.strength}; expected a number above 0")
-    if len(prior.by_position) > MAX_K:
-        yield FieldViolation(
-            "plan.prior.by_position", f"{len(prior.by_position)} values; expected {MAX_K} at most"
-        )
-
-
-def _response(event: Admitted | Run | Finished) -> verify_pb2.DecodeResponse:
-    match event:
-        case Admitted():
-            return verify_pb2.DecodeResponse(
-                admitted=verify_pb2.DecodeAdmitted(queue_s=event.queue_s, cached_tokens=event.cached_tokens)
-            )
-        case Run():
-            return verify_pb2.DecodeResponse(
-                run=verify_pb2.DecodeRun(
-                    position=event.position,
-                    token_ids=event.token_ids,
-                    round=codec.round_to_pb(event.record) if event.record else None,
-                )
-            )
-        case Finished():
-            return verify_pb2.DecodeResponse(
-                finished=verify_pb2.DecodeFinished(
-                    finish_reason=codec.finish_to_pb(event.reason),
-                    timings=codec.timings_to_pb(event.timings),
-                    speculative=codec.stats_to_pb(event.stats),
-                )
-            )
 
 
 async def create_server(config: PacelineConfig) -> TierServer:
@@ -329,9 +189,9 @@ async def create_server(config: PacelineConfig) -> TierServer:
     endpoints, lines = _endpoints(config)
     shares = _sharing(config.verify.draft_shares_device, runner.info.device, config.model.name)
     links = [LinkClient(endpoint, hello, events, shares) for endpoint in endpoints]
-    verify_pb2_grpc.add_VerifyServiceServicer_to_server(
-        VerifyService(engine, runner, telemetry, _memory(config, runner), links, records), server.grpc_server
-    )
+    service = VerifyService(Calls(engine, runner, telemetry, records), _memory(config, runner), links)
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(service, server.grpc_server)
+    server.on_drain(service.drain)
     background = [asyncio.create_task(link.run()) for link in links]
     background.append(asyncio.create_task(_watch(engine, server, config.verify.stall_s)))
     server.on_stop(_stopper(background, engine, telemetry, lines, writer))

@@ -22,6 +22,7 @@ import grpc
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
+from google.rpc import status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
 from paceline.errors import EngineError, InvalidRequestError, PacelineError, PeerLostError
@@ -157,22 +158,20 @@ async def _answer(error: BaseException, method: str, context: Any, trace: TraceC
         # An operation on a dead call: its client is gone, and the news of it is on its way to this task.
         await asyncio.sleep(_NEWS_S)
         raise error
-    cause = _cause(leaves)
+    await context.abort_with_status(rpc_status.to_status(told_status(_cause(leaves), method, trace)))
+    raise AssertionError("abort raises")
+
+
+def told_status(cause: BaseException, method: str, trace: TraceContext | None = None) -> status_pb2.Status:
+    """The status that a caller is told; a line in the log where the fault is ours."""
     if isinstance(cause, EngineError) or not isinstance(cause, PacelineError):
         fields = {"method": method, "error": type(cause).__name__}
         if trace is not None:
             fields["trace_id"] = trace.trace_id_hex
         _logger.error("request failed", exc_info=cause, extra=fields)
     if isinstance(cause, PacelineError):
-        await _abort(context, status_from_error(cause))
-    await _abort(
-        context, internal_status("internal error" + (f", trace {trace.trace_id_hex}" if trace else ""))
-    )
-
-
-async def _abort(context: Any, status: Any) -> NoReturn:
-    await context.abort_with_status(rpc_status.to_status(status))
-    raise AssertionError("abort raises")
+        return status_from_error(cause)
+    return internal_status("internal error" + (f", trace {trace.trace_id_hex}" if trace else ""))
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

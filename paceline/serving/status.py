@@ -137,10 +137,24 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> PacelineError:
     Anything else is sorted by its status code: a peer that is gone or silent is a PeerLostError, one that speaks
     another protocol an IncompatiblePeerError, a refusal the caller's fault, the rest an EngineError.
     """
-    code, message = error.code(), error.details() or ""
-    known: dict[str, Message] = {
-        type(detail).__name__: detail for detail in _details(error.trailing_metadata())
-    }
+    return _meant(error.code(), error.details() or "", _details(error.trailing_metadata()))
+
+
+def error_from_status(serialized: bytes) -> PacelineError:
+    """The same of a google.rpc.Status that came in a message."""
+    try:
+        status = status_pb2.Status.FromString(serialized)
+        code = _CODES[status.code]
+    except (DecodeError, KeyError):
+        return EngineError("the peer sent a status that is none")
+    return _meant(code, status.message, _unpacked(status))
+
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def _meant(code: grpc.StatusCode, message: str, details: Iterator[Message]) -> PacelineError:
+    known: dict[str, Message] = {type(detail).__name__: detail for detail in details}
     info, bad, retry = known.get("ErrorInfo"), known.get("BadRequest"), known.get("RetryInfo")
     reason = info.reason if isinstance(info, error_details_pb2.ErrorInfo) and info.domain == DOMAIN else ""
     retry_after_s = _RETRY_AFTER_S
@@ -207,11 +221,15 @@ def _details(metadata: grpc.aio.Metadata | None) -> Iterator[Message]:
             status = status_pb2.Status.FromString(value)
         except DecodeError:
             return
-        for packed in status.details:
-            for detail_type in _DETAIL_TYPES:
-                detail = detail_type()
-                try:
-                    if packed.Unpack(detail):
-                        yield detail
-                except DecodeError:
-                    continue
+        yield from _unpacked(status)
+
+
+def _unpacked(status: status_pb2.Status) -> Iterator[Message]:
+    for packed in status.details:
+        for detail_type in _DETAIL_TYPES:
+            detail = detail_type()
+            try:
+                if packed.Unpack(detail):
+                    yield detail
+            except DecodeError:
+                continue

@@ -4,7 +4,7 @@ Ids are handed out first (``TraceContext``) and spans are recorded afterwards fr
 the decode loop never holds a half-made span. ``names`` lists every span, attribute and service name.
 """
 
-from paceline.telemetry.context import TraceContext, bind_trace, current_trace, extract, inject
+from paceline.telemetry.context import TraceContext, bind_trace, current_trace, extract
 from paceline.telemetry.spans import MAX_ROUND_SPANS, AttributeValue, Telemetry, round_context
 
 __all__ = [
@@ -15,6 +15,5 @@ __all__ = [
     "bind_trace",
     "current_trace",
     "extract",
-    "inject",
     "round_context",
 ]

@@ -54,11 +54,6 @@ def extract(metadata: Iterable[tuple[str, str | bytes]] | None) -> TraceContext 
     return TraceContext.from_traceparent(value) if isinstance(value, str) else None
 
 
-def inject(context: TraceContext | None) -> tuple[tuple[str, str], ...]:
-    """Metadata that hands ``context`` to the next tier; nothing for None."""
-    return () if context is None else ((_KEY, context.to_traceparent()),)
-
-
 # What log lines of the current task should name. Tasks inherit it from the task that made them.
 _current: ContextVar[TraceContext | None] = ContextVar("paceline_trace", default=None)
 

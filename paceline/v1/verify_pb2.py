@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/verify.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\xfe\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x15\n\rcommitted_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x1f\n\x04plan\x18\x07 \x01(\x0b\x32\x11.paceline.v1.Plan\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x10\n\x08identity\x18\n \x03(\t\"\xa2\x01\n\x0e\x44\x65\x63odeResponse\x12/\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.DecodeAdmittedH\x00\x12%\n\x03run\x18\x02 \x01(\x0b\x32\x16.paceline.v1.DecodeRunH\x00\x12/\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.DecodeFinishedH\x00\x42\x07\n\x05\x65vent\"8\n\x0e\x44\x65\x63odeAdmitted\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"Y\n\tDecodeRun\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\'\n\x05round\x18\x03 \x01(\x0b\x32\x18.paceline.v1.RoundRecord\"\x9d\x01\n\x0e\x44\x65\x63odeFinished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12%\n\x07timings\x18\x02 \x01(\x0b\x32\x14.paceline.v1.Timings\x12\x32\n\x0bspeculative\x18\x03 \x01(\x0b\x32\x1d.paceline.v1.SpeculativeStats\"\x15\n\x13GetModelInfoRequest\"\xa8\x03\n\x14GetModelInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelInfo\x12\x15\n\reos_token_ids\x18\x02 \x03(\r\x12*\n\x08\x64rafters\x18\x03 \x03(\x0b\x32\x18.paceline.v1.DrafterInfo\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x05 \x01(\r\x12\x10\n\x08kv_slots\x18\x06 \x01(\r\x12\x15\n\rkv_slots_free\x18\x07 \x01(\r\x12\x1b\n\x13prefix_tokens_asked\x18\x08 \x01(\x04\x12\x1c\n\x14prefix_tokens_reused\x18\t \x01(\x04\x12\x13\n\x0bpreemptions\x18\n \x01(\x04\x12%\n\x05\x63osts\x18\x0b \x01(\x0b\x32\x16.paceline.v1.StepCosts\x12(\n\x06memory\x18\x0c \x01(\x0b\x32\x18.paceline.v1.ModelMemory\x12\x32\n\x0e\x64rafter_memory\x18\r \x03(\x0b\x32\x1a.paceline.v1.DrafterMemory\"V\n\x0bModelMemory\x12\x14\n\x0c\x64\x65vice_bytes\x18\x01 \x01(\x04\x12\x15\n\rweights_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x03 \x01(\x04\"`\n\rDrafterMemory\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rweights_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x03 \x01(\x04\x12\x0e\n\x06shared\x18\x04 \x01(\x08\"~\n\tStepCosts\x12\x0e\n\x06origin\x18\x01 \x01(\t\x12%\n\x06points\x18\x02 \x03(\x0b\x32\x15.paceline.v1.StepCost\x12\x0f\n\x07\x63ontext\x18\x03 \x01(\r\x12\x11\n\trow_key_s\x18\x04 \x01(\x01\x12\x16\n\x0esequence_key_s\x18\x05 \x01(\x01\"J\n\x08StepCost\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x0e\n\x06step_s\x18\x03 \x01(\x01\x12\r\n\x05now_s\x18\x04 \x01(\x01\x32\xa9\x01\n\rVerifyService\x12\x43\n\x06\x44\x65\x63ode\x12\x1a.paceline.v1.DecodeRequest\x1a\x1b.paceline.v1.DecodeResponse0\x01\x12S\n\x0cGetModelInfo\x12 .paceline.v1.GetModelInfoRequest\x1a!.paceline.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/verify.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\xfe\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x15\n\rcommitted_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x1f\n\x04plan\x18\x07 \x01(\x0b\x32\x11.paceline.v1.Plan\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x10\n\x08identity\x18\n \x03(\t\"\xa2\x01\n\x0e\x44\x65\x63odeResponse\x12/\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.DecodeAdmittedH\x00\x12%\n\x03run\x18\x02 \x01(\x0b\x32\x16.paceline.v1.DecodeRunH\x00\x12/\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.DecodeFinishedH\x00\x42\x07\n\x05\x65vent\"[\n\x11\x44\x65\x63odeManyRequest\x12)\n\x05start\x18\x01 \x01(\x0b\x32\x18.paceline.v1.DecodeStartH\x00\x12\x10\n\x06\x63\x61ncel\x18\x02 \x01(\x04H\x00\x42\t\n\x07message\"\x85\x01\n\x0b\x44\x65\x63odeStart\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12+\n\x07request\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.DecodeRequest\x12\x16\n\ttimeout_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x04 \x01(\tB\x0c\n\n_timeout_s\">\n\x12\x44\x65\x63odeManyResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.paceline.v1.DecodeEvent\"i\n\x0b\x44\x65\x63odeEvent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12/\n\x08response\x18\x02 \x01(\x0b\x32\x1b.paceline.v1.DecodeResponseH\x00\x12\x10\n\x06status\x18\x03 \x01(\x0cH\x00\x42\x07\n\x05\x65vent\"8\n\x0e\x44\x65\x63odeAdmitted\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"Y\n\tDecodeRun\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\'\n\x05round\x18\x03 \x01(\x0b\x32\x18.paceline.v1.RoundRecord\"\x9d\x01\n\x0e\x44\x65\x63odeFinished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12%\n\x07timings\x18\x02 \x01(\x0b\x32\x14.paceline.v1.Timings\x12\x32\n\x0bspeculative\x18\x03 \x01(\x0b\x32\x1d.paceline.v1.SpeculativeStats\"\x15\n\x13GetModelInfoRequest\"\xa8\x03\n\x14GetModelInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelInfo\x12\x15\n\reos_token_ids\x18\x02 \x03(\r\x12*\n\x08\x64rafters\x18\x03 \x03(\x0b\x32\x18.paceline.v1.DrafterInfo\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x05 \x01(\r\x12\x10\n\x08kv_slots\x18\x06 \x01(\r\x12\x15\n\rkv_slots_free\x18\x07 \x01(\r\x12\x1b\n\x13prefix_tokens_asked\x18\x08 \x01(\x04\x12\x1c\n\x14prefix_tokens_reused\x18\t \x01(\x04\x12\x13\n\x0bpreemptions\x18\n \x01(\x04\x12%\n\x05\x63osts\x18\x0b \x01(\x0b\x32\x16.paceline.v1.StepCosts\x12(\n\x06memory\x18\x0c \x01(\x0b\x32\x18.paceline.v1.ModelMemory\x12\x32\n\x0e\x64rafter_memory\x18\r \x03(\x0b\x32\x1a.paceline.v1.DrafterMemory\"V\n\x0bModelMemory\x12\x14\n\x0c\x64\x65vice_bytes\x18\x01 \x01(\x04\x12\x15\n\rweights_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x03 \x01(\x04\"`\n\rDrafterMemory\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rweights_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x03 \x01(\x04\x12\x0e\n\x06shared\x18\x04 \x01(\x08\"~\n\tStepCosts\x12\x0e\n\x06origin\x18\x01 \x01(\t\x12%\n\x06points\x18\x02 \x03(\x0b\x32\x15.paceline.v1.StepCost\x12\x0f\n\x07\x63ontext\x18\x03 \x01(\r\x12\x11\n\trow_key_s\x18\x04 \x01(\x01\x12\x16\n\x0esequence_key_s\x18\x05 \x01(\x01\"J\n\x08StepCost\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x0e\n\x06step_s\x18\x03 \x01(\x01\x12\r\n\x05now_s\x18\x04 \x01(\x01\x32\xfc\x01\n\rVerifyService\x12\x43\n\x06\x44\x65\x63ode\x12\x1a.paceline.v1.DecodeRequest\x1a\x1b.paceline.v1.DecodeResponse0\x01\x12Q\n\nDecodeMany\x12\x1e.paceline.v1.DecodeManyRequest\x1a\x1f.paceline.v1.DecodeManyResponse(\x01\x30\x01\x12S\n\x0cGetModelInfo\x12 .paceline.v1.GetModelInfoRequest\x1a!.paceline.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,24 +36,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODEREQUEST']._serialized_end=322
   _globals['_DECODERESPONSE']._serialized_start=325
   _globals['_DECODERESPONSE']._serialized_end=487
-  _globals['_DECODEADMITTED']._serialized_start=489
-  _globals['_DECODEADMITTED']._serialized_end=545
-  _globals['_DECODERUN']._serialized_start=547
-  _globals['_DECODERUN']._serialized_end=636
-  _globals['_DECODEFINISHED']._serialized_start=639
-  _globals['_DECODEFINISHED']._serialized_end=796
-  _globals['_GETMODELINFOREQUEST']._serialized_start=798
-  _globals['_GETMODELINFOREQUEST']._serialized_end=819
-  _globals['_GETMODELINFORESPONSE']._serialized_start=822
-  _globals['_GETMODELINFORESPONSE']._serialized_end=1246
-  _globals['_MODELMEMORY']._serialized_start=1248
-  _globals['_MODELMEMORY']._serialized_end=1334
-  _globals['_DRAFTERMEMORY']._serialized_start=1336
-  _globals['_DRAFTERMEMORY']._serialized_end=1432
-  _globals['_STEPCOSTS']._serialized_start=1434
-  _globals['_STEPCOSTS']._serialized_end=1560
-  _globals['_STEPCOST']._serialized_start=1562
-  _globals['_STEPCOST']._serialized_end=1636
-  _globals['_VERIFYSERVICE']._serialized_start=1639
-  _globals['_VERIFYSERVICE']._serialized_end=1808
+  _globals['_DECODEMANYREQUEST']._serialized_start=489
+  _globals['_DECODEMANYREQUEST']._serialized_end=580
+  _globals['_DECODESTART']._serialized_start=583
+  _globals['_DECODESTART']._serialized_end=716
+  _globals['_DECODEMANYRESPONSE']._serialized_start=718
+  _globals['_DECODEMANYRESPONSE']._serialized_end=780
+  _globals['_DECODEEVENT']._serialized_start=782
+  _globals['_DECODEEVENT']._serialized_end=887
+  _globals['_DECODEADMITTED']._serialized_start=889
+  _globals['_DECODEADMITTED']._serialized_end=945
+  _globals['_DECODERUN']._serialized_start=947
+  _globals['_DECODERUN']._serialized_end=1036
+  _globals['_DECODEFINISHED']._serialized_start=1039
+  _globals['_DECODEFINISHED']._serialized_end=1196
+  _globals['_GETMODELINFOREQUEST']._serialized_start=1198
+  _globals['_GETMODELINFOREQUEST']._serialized_end=1219
+  _globals['_GETMODELINFORESPONSE']._serialized_start=1222
+  _globals['_GETMODELINFORESPONSE']._serialized_end=1646
+  _globals['_MODELMEMORY']._serialized_start=1648
+  _globals['_MODELMEMORY']._serialized_end=1734
+  _globals['_DRAFTERMEMORY']._serialized_start=1736
+  _globals['_DRAFTERMEMORY']._serialized_end=1832
+  _globals['_STEPCOSTS']._serialized_start=1834
+  _globals['_STEPCOSTS']._serialized_end=1960
+  _globals['_STEPCOST']._serialized_start=1962
+  _globals['_STEPCOST']._serialized_end=2036
+  _globals['_VERIFYSERVICE']._serialized_start=2039
+  _globals['_VERIFYSERVICE']._serialized_end=2291
 # @@protoc_insertion_point(module_scope)

@@ -130,6 +130,132 @@ class DecodeResponse(_message.Message):
 Global___DecodeResponse: _TypeAlias = DecodeResponse  # noqa: Y015
 
 @_typing.final
+class DecodeManyRequest(_message.Message):
+    """What a caller of DecodeMany says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    cancel: _builtins.int
+    """Number of a sequence that nobody waits for any more; one that is over already is no error."""
+    @_builtins.property
+    def start(self) -> Global___DecodeStart:
+        """One sequence more."""
+
+    def __init__(
+        self,
+        *,
+        start: Global___DecodeStart | None = ...,
+        cancel: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "message", b"message", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "message", b"message", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["start", "cancel"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___DecodeManyRequest: _TypeAlias = DecodeManyRequest  # noqa: Y015
+
+@_typing.final
+class DecodeStart(_message.Message):
+    """One sequence more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Its number on this stream, above all numbers before it."""
+    timeout_s: _builtins.float
+    """For so long somebody waits for its end, >= 0. Absent: for ever."""
+    traceparent: _builtins.str
+    """The caller's span, as the metadata of Decode has it. Default: none."""
+    @_builtins.property
+    def request(self) -> Global___DecodeRequest:
+        """What Decode takes."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        request: Global___DecodeRequest | None = ...,
+        timeout_s: _builtins.float | None = ...,
+        traceparent: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "request", b"request", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "number", b"number", "request", b"request", "timeout_s", b"timeout_s", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
+    _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
+
+Global___DecodeStart: _TypeAlias = DecodeStart  # noqa: Y015
+
+@_typing.final
+class DecodeManyResponse(_message.Message):
+    """What sequences have to say, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecodeEvent]:
+        """At least one."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___DecodeEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodeManyResponse: _TypeAlias = DecodeManyResponse  # noqa: Y015
+
+@_typing.final
+class DecodeEvent(_message.Message):
+    """What one sequence has to say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Its number."""
+    status: _builtins.bytes
+    """The sequence's bad end: a google.rpc.Status, with the code and the details that Decode ends with."""
+    @_builtins.property
+    def response(self) -> Global___DecodeResponse:
+        """What Decode streams."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        response: Global___DecodeResponse | None = ...,
+        status: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "response", b"response", "status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "number", b"number", "response", b"response", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["response", "status"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___DecodeEvent: _TypeAlias = DecodeEvent  # noqa: Y015
+
+@_typing.final
 class DecodeAdmitted(_message.Message):
     """The sequence was admitted."""
 

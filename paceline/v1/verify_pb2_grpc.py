@@ -40,6 +40,11 @@ class VerifyServiceStub(object):
                 request_serializer=paceline_dot_v1_dot_verify__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_verify__pb2.DecodeResponse.FromString,
                 _registered_method=True)
+        self.DecodeMany = channel.stream_stream(
+                '/paceline.v1.VerifyService/DecodeMany',
+                request_serializer=paceline_dot_v1_dot_verify__pb2.DecodeManyRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_verify__pb2.DecodeManyResponse.FromString,
+                _registered_method=True)
         self.GetModelInfo = channel.unary_unary(
                 '/paceline.v1.VerifyService/GetModelInfo',
                 request_serializer=paceline_dot_v1_dot_verify__pb2.GetModelInfoRequest.SerializeToString,
@@ -53,6 +58,14 @@ class VerifyServiceServicer(object):
 
     def Decode(self, request, context):
         """Decodes one sequence. The stream is: one admitted, runs of committed tokens, one finished; or one error status.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DecodeMany(self, request_iterator, context):
+        """The same for any number of sequences: what all of them have to say after a step comes in one message.
+        The stream ends when the caller has closed it, or the replica is stopping, and the last sequence is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,6 +85,11 @@ def add_VerifyServiceServicer_to_server(servicer, server):
                     servicer.Decode,
                     request_deserializer=paceline_dot_v1_dot_verify__pb2.DecodeRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_verify__pb2.DecodeResponse.SerializeToString,
+            ),
+            'DecodeMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.DecodeMany,
+                    request_deserializer=paceline_dot_v1_dot_verify__pb2.DecodeManyRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_verify__pb2.DecodeManyResponse.SerializeToString,
             ),
             'GetModelInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModelInfo,
@@ -107,6 +125,33 @@ class VerifyService(object):
             '/paceline.v1.VerifyService/Decode',
             paceline_dot_v1_dot_verify__pb2.DecodeRequest.SerializeToString,
             paceline_dot_v1_dot_verify__pb2.DecodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DecodeMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/paceline.v1.VerifyService/DecodeMany',
+            paceline_dot_v1_dot_verify__pb2.DecodeManyRequest.SerializeToString,
+            paceline_dot_v1_dot_verify__pb2.DecodeManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

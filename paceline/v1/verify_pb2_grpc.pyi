@@ -35,6 +35,10 @@ class VerifyServiceStub:
     def __new__(cls, channel: _aio.Channel) -> VerifyServiceAsyncStub: ...
     Decode: _grpc.UnaryStreamMultiCallable[_verify_pb2.DecodeRequest, _verify_pb2.DecodeResponse]
     """Decodes one sequence. The stream is: one admitted, runs of committed tokens, one finished; or one error status."""
+    DecodeMany: _grpc.StreamStreamMultiCallable[_verify_pb2.DecodeManyRequest, _verify_pb2.DecodeManyResponse]
+    """The same for any number of sequences: what all of them have to say after a step comes in one message.
+    The stream ends when the caller has closed it, or the replica is stopping, and the last sequence is over.
+    """
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_verify_pb2.GetModelInfoRequest, _verify_pb2.GetModelInfoResponse]
     """The model as loaded, and what is going on."""
 
@@ -45,6 +49,10 @@ class VerifyServiceAsyncStub(VerifyServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Decode: _aio.UnaryStreamMultiCallable[_verify_pb2.DecodeRequest, _verify_pb2.DecodeResponse]  # type: ignore[assignment]
     """Decodes one sequence. The stream is: one admitted, runs of committed tokens, one finished; or one error status."""
+    DecodeMany: _aio.StreamStreamMultiCallable[_verify_pb2.DecodeManyRequest, _verify_pb2.DecodeManyResponse]  # type: ignore[assignment]
+    """The same for any number of sequences: what all of them have to say after a step comes in one message.
+    The stream ends when the caller has closed it, or the replica is stopping, and the last sequence is over.
+    """
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_verify_pb2.GetModelInfoRequest, _verify_pb2.GetModelInfoResponse]  # type: ignore[assignment]
     """The model as loaded, and what is going on."""
 
@@ -58,6 +66,16 @@ class VerifyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_verify_pb2.DecodeResponse], _abc.AsyncIterator[_verify_pb2.DecodeResponse]]:
         """Decodes one sequence. The stream is: one admitted, runs of committed tokens, one finished; or one error status."""
+
+    @_abc_1.abstractmethod
+    def DecodeMany(
+        self,
+        request_iterator: _MaybeAsyncIterator[_verify_pb2.DecodeManyRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_verify_pb2.DecodeManyResponse], _abc.AsyncIterator[_verify_pb2.DecodeManyResponse]]:
+        """The same for any number of sequences: what all of them have to say after a step comes in one message.
+        The stream ends when the caller has closed it, or the replica is stopping, and the last sequence is over.
+        """
 
     @_abc_1.abstractmethod
     def GetModelInfo(

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.rpc import status_pb2
 
 import router.service
 from paceline import codec
 from paceline.client import Chunk, Client, Finished, Started, generate_request
 from paceline.config import PacelineConfig, ServerConfig, load_config
 from paceline.serving import TierServer
+from paceline.serving.interceptors import told_status
 from paceline.testing.servers import running_server
 from paceline.tokenizer import Tokenizer
 from paceline.types import FinishReason, ModelInfo, ProposalOutcome, RoundRecord, SpeculativeStats, Timings
@@ -53,13 +55,15 @@ def tokenizer() -> Tokenizer:
 class Break:
     """End a Decode call once ``after`` output tokens are sent (0: right after admission, -1: before it).
 
-    ``silent`` ends the stream with OK and without an answer; otherwise ``error`` is raised or ``code`` is the status.
+    ``silent`` ends the stream that all sequences share with OK and without an answer, ``transport`` with ``code``; otherwise ``error`` is
+    raised or ``code`` is the sequence's status.
     """
 
     after: int
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     error: Exception | None = None
     silent: bool = False
+    transport: bool = False
 
 
 @dataclass
@@ -81,6 +85,38 @@ class Script:
     num_running: int = 0
 
 
+class _EndOfStreamError(Exception):
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self.code = code
+
+
+class _AbortedError(Exception):
+    def __init__(self, status: status_pb2.Status) -> None:
+        self.status = status
+
+
+class _OneOfMany:
+    """The context that Decode sees of one sequence of a DecodeMany."""
+
+    def __init__(self, start: verify_pb2.DecodeStart, outbox: asyncio.Queue) -> None:
+        self._start, self._outbox = start, outbox
+
+    def invocation_metadata(self):
+        return (("traceparent", self._start.traceparent),) if self._start.traceparent else ()
+
+    def time_remaining(self) -> float | None:
+        return self._start.timeout_s if self._start.HasField("timeout_s") else None
+
+    async def write(self, response: verify_pb2.DecodeResponse) -> None:
+        self.send(response=response)
+
+    async def abort(self, code: grpc.StatusCode, message: str) -> None:
+        raise _AbortedError(status_pb2.Status(code=code.value[0], message=message))
+
+    def send(self, **event) -> None:
+        self._outbox.put_nowait(verify_pb2.DecodeEvent(number=self._start.number, **event))
+
+
 class ScriptedVerify(verify_pb2_grpc.VerifyServiceServicer):
     """Follows ``script`` and remembers what it was asked."""
 
@@ -91,6 +127,7 @@ class ScriptedVerify(verify_pb2_grpc.VerifyServiceServicer):
         self.deadlines: list[float | None] = []
         self.active = 0
         self.ended = asyncio.Event()  # whenever a call ends
+        self.is_old = False  # knows no DecodeMany
 
     async def GetModelInfo(self, request, context):
         script = self.script
@@ -129,6 +166,43 @@ class ScriptedVerify(verify_pb2_grpc.VerifyServiceServicer):
         finally:
             self.active -= 1
             self.ended.set()
+
+    async def DecodeMany(self, request_iterator, context):
+        """Each sequence as a Decode of its own; one that ends without an answer ends the stream."""
+        if self.is_old:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        running: dict[int, asyncio.Task] = {}
+        outbox: asyncio.Queue[verify_pb2.DecodeEvent] = asyncio.Queue()
+
+        async def one(start: verify_pb2.DecodeStart) -> None:
+            decoding = _OneOfMany(start, outbox)
+            try:
+                await self.Decode(start.request, decoding)
+            except _EndOfStreamError:
+                await outbox.join()
+                raise
+            except Exception as error:
+                status = error.status if isinstance(error, _AbortedError) else told_status(error, "Decode")
+                decoding.send(status=status.SerializeToString())
+
+        async def write() -> None:
+            while True:
+                event = await outbox.get()
+                await context.write(verify_pb2.DecodeManyResponse(events=[event]))
+                outbox.task_done()
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(write())
+                async for message in request_iterator:
+                    if message.HasField("start"):
+                        running[message.start.number] = tasks.create_task(one(message.start))
+                    elif message.cancel in running:
+                        running[message.cancel].cancel()
+        except* _EndOfStreamError as group:
+            code = group.exceptions[0].code
+            if code is not grpc.StatusCode.OK:
+                await context.abort(code, "scripted")
 
     async def _decode(self, request, context) -> None:
         script = self.script
@@ -199,8 +273,8 @@ class ScriptedVerify(verify_pb2_grpc.VerifyServiceServicer):
         )  # fmt: skip
 
     async def _end(self, break_: Break, context) -> None:
-        if break_.silent:
-            return
+        if break_.silent or break_.transport:
+            raise _EndOfStreamError(grpc.StatusCode.OK if break_.silent else break_.code)
         if break_.error is not None:
             raise break_.error
         await context.abort(break_.code, "scripted")

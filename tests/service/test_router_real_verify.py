@@ -11,7 +11,9 @@ import verify_service.service
 from paceline.client import Chunk, Client, generate_request
 from paceline.config import load_config
 from paceline.serving import TierServer
+from paceline.serving.channel import open_channel
 from paceline.testing.tiny_models import tiny_model_dir
+from paceline.v1 import verify_pb2, verify_pb2_grpc
 
 torch.set_num_threads(1)
 
@@ -64,10 +66,18 @@ async def disturbed(client: Client, servers: list[TierServer], lost_after: int, 
         if isinstance(event, Chunk):
             chunks.append(event)
             if len(chunks) == lost_after:
-                busy = next(server for server in servers if server.num_in_flight)
-                await busy.stop(0)
+                await (await busy_one(servers)).stop(0)
     ids = [token for chunk in chunks for token in chunk.token_ids]
     return ids, "".join(chunk.text for chunk in chunks), event.resumed
+
+
+async def busy_one(servers: list[TierServer]) -> TierServer:
+    for server in servers:
+        async with open_channel(server.address) as channel:
+            stub = verify_pb2_grpc.VerifyServiceStub(channel)
+            if (await stub.GetModelInfo(verify_pb2.GetModelInfoRequest())).num_running:
+                return server
+    raise AssertionError("none of them decodes")
 
 
 async def test_a_replica_that_comes_back_on_its_port_goes_on(model: Path) -> None:

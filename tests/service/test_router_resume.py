@@ -157,7 +157,10 @@ async def test_an_engine_that_answers_with_its_own_fault_is_not_asked_again() ->
 
 async def test_internal_made_up_by_the_transport_is_a_lost_replica() -> None:
     """It carries no status of ours."""
-    async with pair(Script(output=IDS, breaks=[Break(2, code=grpc.StatusCode.INTERNAL)])) as (client, _):
+    async with pair(Script(output=IDS, breaks=[Break(2, code=grpc.StatusCode.INTERNAL, transport=True)])) as (
+        client,
+        _,
+    ):
         answer = await ask(client, max_tokens=N)
     assert answer.ids == IDS
 

@@ -57,7 +57,7 @@ async def verify(model: Path, *settings: str) -> AsyncIterator[Stub]:
     try:
         async with open_channel(server.address) as channel:
             stub: Stub = verify_pb2_grpc.VerifyServiceStub(channel)
-            stub.channel = channel
+            stub.channel, stub.server = channel, server
             yield stub
     finally:
         await server.stop(0)

@@ -11,8 +11,8 @@ from paceline import codec
 from paceline.errors import InvalidRequestError, PeerLostError
 from paceline.types import AcceptancePrior, Plan
 from paceline.v1 import verify_pb2
+from verify_service.decode_spec import decode_spec
 from verify_service.sequence import DecodeSpec
-from verify_service.service import decode_spec
 
 IDENTITY = ("abc", "w4a8", "cpu", "lean", "deterministic")
 RUNNER: Any = SimpleNamespace(info=SimpleNamespace(max_context=100, vocab_size=50, identity=IDENTITY))

@@ -1,0 +1,155 @@
+"""A router's sequences on one verify replica: all of them over one ``DecodeMany`` stream, opened when it is first needed.
+
+To whoever decodes, a call looks like a stream of its own. When the stream breaks, all calls on it end with the same error, and the
+next one opens another.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+
+import grpc
+
+from paceline.errors import DeadlineError, PacelineError, PeerLostError
+from paceline.serving.status import error_from_status, plain_words
+from paceline.v1 import verify_pb2, verify_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+_Outbox = asyncio.Queue[verify_pb2.DecodeManyRequest | None]
+
+
+class DecodeCall:
+    """One sequence. ``read`` it to its end, and ``cancel`` it whatever happens."""
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self._news: asyncio.Queue[verify_pb2.DecodeResponse | PacelineError] = asyncio.Queue()
+        self._cancel = cancel
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def read(self) -> verify_pb2.DecodeResponse:
+        """The next response. Raises the error that ended the sequence, or that lost the replica."""
+        news = await self._news.get()
+        if isinstance(news, PacelineError):
+            raise news
+        return news
+
+    def cancel(self) -> None:
+        """Nobody waits any more; does nothing once the call is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._cancel()
+
+    def put(self, news: verify_pb2.DecodeResponse | PacelineError) -> None:
+        """For the stream only."""
+        self._news.put_nowait(news)
+
+    def end_in(self, timeout_s: float) -> None:
+        """For the stream only: the caller's time is over then, whatever the replica does."""
+        error = DeadlineError("the caller's deadline passed")
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self.put, error)
+
+
+class DecodeCalls:
+    """All calls to one replica. Lives on the event loop."""
+
+    def __init__(self, address: str, stub: "verify_pb2_grpc.VerifyServiceAsyncStub") -> None:
+        self._address = address
+        self._stub = stub
+        self._calls: dict[int, DecodeCall] = {}
+        self._outbox: _Outbox | None = None
+        """Of the stream that is open."""
+        self._reader: asyncio.Task[None] | None = None
+        self._number = 0
+
+    def call(
+        self, request: verify_pb2.DecodeRequest, *, timeout_s: float | None, traceparent: str = ""
+    ) -> DecodeCall:
+        """Begin to decode. A replica that cannot be reached shows when the call is read."""
+        if self._outbox is None:
+            self._open()
+        self._number += 1
+        number = self._number
+        call = self._calls[number] = DecodeCall(partial(self._cancel, number))
+        if timeout_s is not None:
+            call.end_in(max(timeout_s, 0.0))
+        self._send(
+            verify_pb2.DecodeManyRequest(
+                start=verify_pb2.DecodeStart(
+                    number=number,
+                    request=request,
+                    timeout_s=None if timeout_s is None else max(timeout_s, 0.0),
+                    traceparent=traceparent,
+                )
+            )
+        )
+        return call
+
+    async def close(self) -> None:
+        """End the stream; calls that are left end with it."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+
+    def _cancel(self, number: int) -> None:
+        if self._calls.pop(number, None) is not None:
+            self._send(verify_pb2.DecodeManyRequest(cancel=number))
+
+    def _send(self, message: verify_pb2.DecodeManyRequest) -> None:
+        if self._outbox is not None:
+            self._outbox.put_nowait(message)
+
+    def _open(self) -> None:
+        outbox: _Outbox = asyncio.Queue()
+        self._outbox = outbox
+        self._reader = asyncio.create_task(self._read(outbox), name=f"decoding on {self._address}")
+
+    async def _read(self, outbox: _Outbox) -> None:
+        """Hand out what comes, until the stream ends."""
+        failure: PacelineError = self._lost("it ended the stream without an answer")
+        stream = self._stub.DecodeMany(_drain(outbox))
+        try:
+            async for response in stream:
+                for event in response.events:
+                    self._put(event)
+        except grpc.aio.AioRpcError as error:
+            failure = self._meaning(error)
+        except Exception:  # a fault of ours, or a message that is none
+            log.exception("decoding stream failed", extra={"replica": self._address})
+        finally:
+            stream.cancel()
+            outbox.put_nowait(None)
+            # Whoever calls from now on opens another stream; numbers go on.
+            self._outbox = None
+            calls, self._calls = self._calls, {}
+            for call in calls.values():
+                call.put(failure)
+
+    def _put(self, event: verify_pb2.DecodeEvent) -> None:
+        failed = event.HasField("status")
+        over = failed or event.response.HasField("finished")
+        call = self._calls.pop(event.number, None) if over else self._calls.get(event.number)
+        if call is None:  # cancelled meanwhile
+            return
+        news = error_from_status(event.status) if failed else event.response
+        if isinstance(news, PeerLostError):
+            news = self._lost(str(news))
+        call.put(news)
+
+    def _meaning(self, error: grpc.aio.AioRpcError) -> PeerLostError:
+        """Statuses of sequences come in messages: one that ends the stream is the transport's, or of a replica that stops."""
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return self._lost(
+                "it is older than this router and knows no DecodeMany; upgrade verify replicas first"
+            )
+        return self._lost(plain_words(error.code(), error.details() or ""))
+
+    def _lost(self, words: str) -> PeerLostError:
+        return PeerLostError(f"verify replica {self._address}: {words.removeprefix(f'{self._address}: ')}")
+
+
+async def _drain(outbox: _Outbox) -> AsyncIterator[verify_pb2.DecodeManyRequest]:
+    # Ends by a None: grpc.aio does not end the iterator of a call that is over.
+    while (message := await outbox.get()) is not None:
+        yield message
