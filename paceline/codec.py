@@ -1,6 +1,7 @@
 """protobuf <-> types, nothing else: no validation, no defaults beyond those of the protocol."""
 
 from dataclasses import replace
+from operator import attrgetter
 
 from paceline import types
 from paceline.errors import IncompatiblePeerError
@@ -126,50 +127,26 @@ def finish_from_pb(value: pb.FinishReason.ValueType) -> types.FinishReason:
     return _FINISH_BACK[value]
 
 
-_ROUND_FIELDS = (
-    "index",
-    "base_len",
-    "drafted",
-    "accepted",
-    "ignored",
-    "committed",
-    "drafter",
-    "batch_sequences",
-    "batch_rows",
-    "draft_s",
-    "network_s",
-    "wait_s",
-    "verify_s",
-    "forward_s",
-    "accept_s",
-    "asked",
-    "expected_tokens",
-    "next_worth_s",
-    "next_cost_s",
-    "step",
-    "hidden_draft_s",
-    "ahead_level",
-    "ahead_hit",
-    "beside",
-)
+_ROUND_FIELDS = types.RoundRecord._fields
+"""In the protocol's message they have the same names."""
+_round_fields_of = attrgetter(*_ROUND_FIELDS)
+_OUTCOME_AT, _DEPTH_AT = _ROUND_FIELDS.index("outcome"), _ROUND_FIELDS.index("depth_reason")
 
 
 def round_to_pb(record: types.RoundRecord) -> pb.RoundRecord:
     """As it is."""
-    return pb.RoundRecord(
-        **{name: getattr(record, name) for name in _ROUND_FIELDS},
-        outcome=_OUTCOME[record.outcome],
-        depth_reason=_DEPTH[record.depth_reason],
-    )
+    values = record._asdict()
+    values["outcome"] = _OUTCOME[record.outcome]
+    values["depth_reason"] = _DEPTH[record.depth_reason]
+    return pb.RoundRecord(**values)
 
 
 def round_from_pb(message: pb.RoundRecord) -> types.RoundRecord:
     """As it is."""
-    return types.RoundRecord(
-        **{name: getattr(message, name) for name in _ROUND_FIELDS},
-        outcome=_OUTCOME_BACK.get(message.outcome, types.ProposalOutcome.NONE),
-        depth_reason=_DEPTH_BACK.get(message.depth_reason, types.DepthReason.UNSAID),
-    )
+    values = list(_round_fields_of(message))
+    values[_OUTCOME_AT] = _OUTCOME_BACK.get(message.outcome, types.ProposalOutcome.NONE)
+    values[_DEPTH_AT] = _DEPTH_BACK.get(message.depth_reason, types.DepthReason.UNSAID)
+    return types.RoundRecord(*values)
 
 
 _STATS_FIELDS = (

@@ -6,7 +6,7 @@ Absolute position t counts from 0 at the first prompt token. Times are seconds.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 
 class Mode(Enum):
@@ -155,8 +155,7 @@ class Plan:
         return cls(Mode.SPECULATIVE, reason, drafter, k_max, law, k_fixed, prior)
 
 
-@dataclass(frozen=True, slots=True)
-class RoundRecord:
+class RoundRecord(NamedTuple):
     """One round of one sequence, from the previous commit to its own.
 
     ``draft_s + network_s + wait_s + verify_s`` is the whole round; ``forward_s`` and ``accept_s`` are parts of
@@ -164,7 +163,8 @@ class RoundRecord:
     ``asked`` and what follows say why the round drafted so many: see ``paceline.depth``.
     """
 
-    index: int
+    # A tuple: a frozen dataclass takes eight times as long to make, and every round is made in two tiers.
+    index: int  # type: ignore[assignment]  # tuples have a method of that name
     base_len: int
     drafted: int
     accepted: int

@@ -17,33 +17,43 @@ def cut_round(record: RoundRecord, delivered: int) -> RoundRecord:
         return record
     accepted = min(record.accepted, delivered)
     ignored = record.ignored + record.accepted - accepted
-    return replace(record, accepted=accepted, ignored=ignored, committed=delivered)
+    return record._replace(accepted=accepted, ignored=ignored, committed=delivered)
 
 
 class _Attempt:
     """Times of one Decode call as the router saw them; only used where the verify tier could not report its own."""
 
-    __slots__ = ("admitted_at", "first_run_at", "last_run_at", "queue_s", "rounds")
+    __slots__ = (
+        "_draft_s", "_network_s", "_verify_s", "_wait_s", "admitted_at", "first_run_at", "last_run_at", "queue_s",
+    )  # fmt: skip
 
     def __init__(self, queue_s: float, now: float) -> None:
         self.queue_s = queue_s
         self.admitted_at = now
         self.first_run_at: float | None = None
         self.last_run_at: float | None = None
-        self.rounds = Timings()
+        self._draft_s = self._network_s = self._wait_s = self._verify_s = 0.0
+
+    def add(self, record: RoundRecord) -> None:
+        self._draft_s += record.draft_s
+        self._network_s += record.network_s
+        self._wait_s += record.wait_s
+        self._verify_s += record.verify_s
 
     def timings(self) -> Timings:
         if self.first_run_at is None or self.last_run_at is None:
             return Timings(queue_s=self.queue_s)
-        rounds = self.rounds
         # The rounds tile the time from the first token to the last; what the network did to the arrivals must not
         # make the whole smaller than its parts.
-        parts_s = rounds.draft_s + rounds.network_s + rounds.wait_s + rounds.verify_s
-        return replace(
-            rounds,
+        parts_s = self._draft_s + self._network_s + self._wait_s + self._verify_s
+        return Timings(
             queue_s=self.queue_s,
             prefill_s=self.first_run_at - self.admitted_at,
             decode_s=max(self.last_run_at - self.first_run_at, parts_s),
+            draft_s=self._draft_s,
+            network_s=self._network_s,
+            wait_s=self._wait_s,
+            verify_s=self._verify_s,
         )
 
 
@@ -94,7 +104,9 @@ class Tally:
             self._attempt.last_run_at = now
         if record is None:
             return None
-        record = cut_round(replace(record, index=self.stats.num_rounds), delivered)
+        if record.index != self.stats.num_rounds:
+            record = record._replace(index=self.stats.num_rounds)
+        record = cut_round(record, delivered)
         self.stats = self.stats.plus(record)
         bucket = batch_bucket(record.batch_sequences)
         if (sums := self.sums.get(bucket)) is None:
@@ -103,7 +115,7 @@ class Tally:
         if len(self.rounds) < self._keep_rounds:
             self.rounds.append(record)
         if self._attempt is not None:
-            self._attempt.rounds = _plus(self._attempt.rounds, _parts(record))
+            self._attempt.add(record)
         return record.index
 
     def finished(self, timings: Timings) -> None:
@@ -142,9 +154,3 @@ class Tally:
 
 def _plus(a: Timings, b: Timings) -> Timings:
     return Timings(**{f.name: getattr(a, f.name) + getattr(b, f.name) for f in fields(Timings)})
-
-
-def _parts(record: RoundRecord) -> Timings:
-    return Timings(
-        draft_s=record.draft_s, network_s=record.network_s, wait_s=record.wait_s, verify_s=record.verify_s
-    )

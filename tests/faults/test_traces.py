@@ -190,7 +190,6 @@ async def test_the_parts_of_the_rounds_are_the_decode_time(pair: tuple[Path, Pat
 
 def test_a_round_is_slow_against_the_rounds_before_it() -> None:
     """Twice the mean of at least eight earlier rounds of the request, and the decode span counts them."""
-    from dataclasses import replace
 
     from paceline.telemetry.context import TraceContext
     from paceline.telemetry.spans import Telemetry
@@ -223,7 +222,7 @@ def test_a_round_is_slow_against_the_rounds_before_it() -> None:
     record = RoundRecord(0, 1, 0, 0, 0, 1, ProposalOutcome.NONE, "", 1, 1, 0.0, 0.0, 0.0, 0.01, 0.01, 0.0)
     for index in range(20):
         slow = index in {3, 15}
-        one = replace(record, index=index, verify_s=0.05 if slow else 0.01)
+        one = record._replace(index=index, verify_s=0.05 if slow else 0.01)
         spans.see(Run(index, (1,), one, 0.0, 0.0, 0.0))
     spans.see(Finished(FinishReason.LENGTH, Timings(), SpeculativeStats(num_rounds=20)))
     spans.end(1.0)

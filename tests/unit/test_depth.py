@@ -1,7 +1,5 @@
 """Why a round is as deep as it is, in words."""
 
-from dataclasses import replace
-
 from paceline.depth import why_so_deep
 from paceline.types import DepthReason, ProposalOutcome, RoundRecord
 
@@ -23,7 +21,7 @@ def test_the_price_of_the_row_that_was_left_out_is_named() -> None:
 
 def test_a_price_that_contradicts_the_reason_is_not_named() -> None:
     """A row that is worth more than it costs was not left out for its price alone."""
-    cheap = replace(record(DepthReason.COST), next_cost_s=0.0001)
+    cheap = record(DepthReason.COST)._replace(next_cost_s=0.0001)
     assert why_so_deep(cheap, 4) == "asked 2 of 4: 1.31 expected tokens; one more row does not pay"
 
 

@@ -145,7 +145,9 @@ def test_plans_say_what_they_are():
 
 def test_values_are_frozen():
     """Nothing that travels can be changed by who receives it."""
-    for value in (SamplingParams(), Plan.plain(""), round_record(), SpeculativeStats(), Timings()):
+    for value in (SamplingParams(), Plan.plain(""), SpeculativeStats(), Timings()):
         field = dataclasses.fields(value)[0].name
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(value, field, 1)
+    with pytest.raises(AttributeError):
+        round_record().index = 1

@@ -177,8 +177,8 @@ def test_one_is_not_many():
 
 def test_the_figures_of_a_depth_are_said_to_be_the_last_rounds():
     """Rounds of one reason may have asked for different numbers of tokens."""
-    rounds = [replace(record, depth_reason=DepthReason.COST, expected_tokens=1.5) for record in ROUNDS[:3]]
-    rounds[2] = replace(rounds[2], asked=1)
+    rounds = [record._replace(depth_reason=DepthReason.COST, expected_tokens=1.5) for record in ROUNDS[:3]]
+    rounds[2] = rounds[2]._replace(asked=1)
     text = "\n".join(waterfall.draw(summary([*rounds, ROUNDS[3]]), width=200))
     assert "why so deep: 3 rounds, the last one asked 1 of 4: 1.50 expected tokens; one more row" in text
 
