@@ -20,6 +20,7 @@ from verify_service.block import Block
 from verify_service.costs import CostTable
 from verify_service.drafts import Drafts
 from verify_service.facts import Decision
+from verify_service.handover import Handover
 from verify_service.link_port import LinkPort, Offer, Proposal, Refusal
 from verify_service.meter import Meter
 from verify_service.scheduler import Scheduler, Work
@@ -77,6 +78,7 @@ class Engine:
         self.meter = meter
         self.costs = costs
         self._loop = loop
+        self._handover = Handover(loop, _emit)
         self._max_queue = config.max_queue
         self._max_context = runner.info.max_context
         self._drafts = Drafts(
@@ -106,6 +108,7 @@ class Engine:
 
     def start(self) -> None:
         """Start the thread."""
+        self._handover.open()
         self._thread.start()
 
     def stop(self) -> None:
@@ -212,7 +215,10 @@ class Engine:
             except Exception as error:
                 log.exception("engine turn failed")
                 self._fail_all(EngineError(f"the engine failed: {type(error).__name__}"))
-            self._deliver()
+            if not self._work:  # else the next turn's step delivers
+                self._deliver()
+        self._deliver()
+        self._handover.close()
 
     def _turn(self) -> None:
         self._take_inbox(block=not self._work, until=self._wake_at)
@@ -277,6 +283,7 @@ class Engine:
         started = time.monotonic()
         blocks = take_blocks(work, self._drafts, self._max_context)
         blocks = self._steering.cut(work, blocks, started)
+        self._deliver()  # of the step before: messages are written while this one is in its forward
         outcomes = self._try_step(work, blocks)
         if outcomes:
             tell_drafters(outcomes, self._drafts, self._decide(outcomes))
@@ -363,7 +370,7 @@ class Engine:
         if not self._events:
             return
         events, self._events = self._events, []
-        self._loop.call_soon_threadsafe(_emit, events)
+        self._handover.give(events)
 
 
 def _fixed_lookahead(config: VerifyConfig) -> Lookahead | None:
