@@ -11,7 +11,16 @@ from typing import NamedTuple
 
 from paceline.ranges import MAX_K
 from paceline.types import DepthReason
-from verify_service.belief import FIRST_PROBE, LAST_PROBE, OFF_DWELL, ON_DWELL, ZERO_ROUNDS, Track, View
+from verify_service.belief import (
+    FIRST_PROBE,
+    LAST_PROBE,
+    OFF_DWELL,
+    ON_DWELL,
+    ZERO_ROUNDS,
+    Track,
+    View,
+    total,
+)
 from verify_service.facts import Decision, RowFact, State
 from verify_service.prices import Model, Prices
 
@@ -119,7 +128,7 @@ def allocate(
                 reason = DepthReason.DWELL
             elif best.tail:
                 reason = DepthReason.TAIL
-            elif not pays and (depths or fills[index] * sum(survival) / rate > cost_s):
+            elif not pays and (depths or fills[index] * total(survival) / rate > cost_s):
                 reason = DepthReason.ASKING
             decisions[row.id] = idle(view, track, row, base_s, reason, sequences, company, worth_s, cost_s)
             continue

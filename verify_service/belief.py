@@ -9,6 +9,7 @@ told: sequences differ, and without that comparison deep positions would look go
 Behind the first wrong token nothing is known, and nothing is counted (censoring).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -191,7 +192,7 @@ class View:
         mean, strength = self.mean, _STRENGTH
         if given is not None:
             mean = _inside(
-                sum(given.by_position) / len(given.by_position) if given.by_position else given.mean
+                total(given.by_position) / len(given.by_position) if given.by_position else given.mean
             )
             strength = min(max(given.strength, 0.5), _MOST_STRENGTH)
         rate = (track.accepted + mean * strength) / (track.accepted + track.rejected + strength)
@@ -224,7 +225,7 @@ class View:
         profile = self.profile
         if given is not None and given.by_position:
             listed = [_inside(one) for one in given.by_position]
-            mean = _inside(sum(listed) / len(listed))
+            mean = _inside(total(listed) / len(listed))
             profile = [one / (1.0 - one) * (1.0 - mean) / mean for one in listed]
         if depth > len(profile):
             profile = profile + [profile[-1]] * (depth - len(profile))
@@ -276,6 +277,14 @@ class View:
             return in_proportion
         fitted = (drafter.k_time - drafter.k * drafter.draft_s) / variance
         return min(max(fitted, 0.0), in_proportion)
+
+
+def total(values: Iterable[float]) -> float:
+    """Their sum, one after the other: ``sum`` compensates from Python 3.12 on, and compiled code would have to do the same."""
+    found = 0.0
+    for value in values:
+        found += value
+    return found
 
 
 def _inside(rate: float) -> float:

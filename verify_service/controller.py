@@ -24,7 +24,7 @@ from math import ceil
 from paceline.ranges import MAX_K
 from paceline.types import DepthReason
 from verify_service.allocation import FEWEST_WORTH, ON, allocate, idle, look_cost
-from verify_service.belief import OFF_DWELL, Track
+from verify_service.belief import OFF_DWELL, Track, total
 from verify_service.facts import PLAIN_ROUND, Decision, RowFact, State, StepFacts
 from verify_service.learning import learn
 from verify_service.prices import Model, Prices
@@ -77,7 +77,7 @@ def decide(model: Model, state: State, facts: StepFacts) -> tuple[State, dict[in
         if found is not None:
             if row.alone or (found and not asks.better(row, track, bound)):
                 looked_up.append(row)
-                track.rows, track.tokens = float(len(found)), 1.0 + sum(found)
+                track.rows, track.tokens = float(len(found)), 1.0 + total(found)
                 fixed_rows += track.rows
                 fixed_tokens += track.tokens - 1.0
                 continue

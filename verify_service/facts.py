@@ -1,15 +1,15 @@
 """What the controller reads, remembers and says: values, written to a log and read back to the last bit."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 from paceline.types import AcceptancePrior, DepthReason
 from verify_service.belief import DrafterTrack, Look, Track, View
 
 COUNT_EDGES = (1, 4, 10, 31)  # sequences
 EXTRA_EDGES = (0.0, 1.0, 2.0, 4.0, 8.0)  # further rows a sequence
-_REGIONS = (len(COUNT_EDGES) + 1) * (len(EXTRA_EDGES) + 1)
+REGIONS = (len(COUNT_EDGES) + 1) * (len(EXTRA_EDGES) + 1)
 
 
 class RowFact(NamedTuple):
@@ -76,6 +76,25 @@ class Ready(NamedTuple):
     survival: tuple[float, ...] | None = None  # the drafter's own word on each position, where it gives one
 
 
+class Remembered(Protocol):
+    """A state as others see it: Python's own, or one of compiled code (``native_state``)."""
+
+    @property
+    def pace(self) -> float: ...
+    @property
+    def regions(self) -> tuple[float, ...]: ...
+    @property
+    def accept_row_s(self) -> float: ...
+    @property
+    def context(self) -> float: ...
+
+    def num_idle(self, ids: Iterable[int]) -> int:
+        """How many of these sequences are suspended, or plain by plan."""
+
+    def without(self, id_: int) -> "Remembered":
+        """The state without a sequence; itself where that is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """All that ``decide`` remembers."""
@@ -83,7 +102,7 @@ class State:
     tracks: Mapping[int, Track] = field(default_factory=dict)
     drafters: Mapping[str, DrafterTrack] = field(default_factory=dict)
     pace: float = 1.0  # steps take so many times what the table says,
-    regions: tuple[float, ...] = (1.0,) * _REGIONS  # and here so many times that
+    regions: tuple[float, ...] = (1.0,) * REGIONS  # and here so many times that
     accept_row_s: float = 0.0
     quiet_gap_s: float = 0.0  # between two steps when nothing was asked
     context: float = 256.0
@@ -106,3 +125,13 @@ class State:
             self.tracks, self.drafters, self.pace, self.regions, self.accept_row_s, self.quiet_gap_s, self.context,
             rate, found_gain, self.views,
         )  # fmt: skip
+
+    def num_idle(self, ids: Iterable[int]) -> int:
+        """How many of these sequences are suspended, or plain by plan."""
+        return sum(id_ not in self.tracks or self.tracks[id_].suspended for id_ in ids)
+
+    def without(self, id_: int) -> "State":
+        """The state without a sequence; itself where that is not known."""
+        if id_ not in self.tracks:
+            return self
+        return replace(self, tracks={key: track for key, track in self.tracks.items() if key != id_})

@@ -22,11 +22,12 @@ def learn(model: Model, state: State, facts: StepFacts) -> State:
         name = row.drafter
         if not name:
             continue
-        if row.finished:
-            track = tracks.pop(row.id, None) or Track(name)
-        else:
-            known = tracks.get(row.id)
-            track = tracks[row.id] = known.copy() if known is not None else Track(name, prior=row.prior)
+        known = tracks.get(row.id)
+        track = known.copy() if known is not None else Track(name, prior=row.prior)
+        if not row.finished:
+            tracks[row.id] = track
+        elif known is not None:
+            del tracks[row.id]
         if name not in views:
             # Taken out and put behind all others again: the first ones are the longest unused.
             known_drafter = drafters.pop(name, None)

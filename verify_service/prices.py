@@ -2,7 +2,7 @@
 
 from paceline.step_costs import LEAST_SHARE
 from verify_service.costs import CostTable, table_of
-from verify_service.facts import COUNT_EDGES, EXTRA_EDGES, State
+from verify_service.facts import COUNT_EDGES, EXTRA_EDGES, Remembered
 
 _DEFAULT_TABLE = table_of(
     [(1, 1, 0.010), (1, 2, 0.011), (1, 5, 0.015), (1, 9, 0.022), (8, 8, 0.020), (8, 40, 0.055)],
@@ -31,11 +31,11 @@ class Model:
         """Region of each entry of ``curve``."""
         return self._region_lists[sequences]
 
-    def prices(self, state: State, sequences: int, rows: int) -> "Prices":
+    def prices(self, state: Remembered, sequences: int, rows: int) -> "Prices":
         """What steps of ``sequences`` take now, up to ``rows`` rows."""
         return Prices(self, state, sequences, rows)
 
-    def times(self, state: State, sequences: int, rows: int) -> list[float]:
+    def times(self, state: Remembered, sequences: int, rows: int) -> list[float]:
         """The same as a list, by further rows."""
         prices = Prices(self, state, sequences, rows)
         return [prices.step_s(extra) for extra in range(rows - sequences + 1)]
@@ -46,7 +46,7 @@ class Prices:
 
     __slots__ = ("_curve", "_each_s", "_factors", "_first_s", "_pace", "_regions", "_row_s", "_sequences")
 
-    def __init__(self, model: Model, state: State, sequences: int, rows: int) -> None:
+    def __init__(self, model: Model, state: Remembered, sequences: int, rows: int) -> None:
         self._curve = model.curve(sequences, rows)
         self._regions = model.regions(sequences)
         table = model.table

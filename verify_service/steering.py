@@ -21,7 +21,8 @@ from verify_service.block import Block
 from verify_service.controller import decide
 from verify_service.costs import CostTable
 from verify_service.drafts import Drafts
-from verify_service.facts import UNDECIDED, Decision, Ready, RowFact, State, StepFacts
+from verify_service.facts import UNDECIDED, Decision, Ready, Remembered, RowFact, State, StepFacts
+from verify_service.native import compiled_controller
 from verify_service.prices import Model
 from verify_service.scheduler import Work
 from verify_service.sequence import Sequence
@@ -34,15 +35,18 @@ _ASKED = (ProposalOutcome.USED, ProposalOutcome.EMPTY, ProposalOutcome.LATE)
 
 
 class Policy(Protocol):
-    """What decides: ``verify_service.controller``, or what is tried in its place in a replay."""
+    """What decides: ``verify_service.controller``, the same compiled, or what is tried in their place in a replay.
 
-    def decide(self, model: Model, state: State, facts: StepFacts, /) -> tuple[State, dict[int, Decision]]:
+    States are its own; the first one is ``State()``.
+    """
+
+    def decide(self, model: Model, state: Any, facts: StepFacts, /) -> tuple[Remembered, dict[int, Decision]]:
         """See ``controller.decide``."""
 
     def trim(
         self,
         model: Model,
-        state: State,
+        state: Any,
         ready: SequenceOf[Ready],
         num_sequences: int,
         prompt_rows: int,
@@ -53,7 +57,7 @@ class Policy(Protocol):
 
 
 class Steering:
-    """One controller. ``adaptive`` False: every plan's k_max is taken as it is."""
+    """One controller. ``adaptive`` False: every plan's k_max is taken as it is. ``policy``: else the compiled one, or Python's."""
 
     def __init__(
         self,
@@ -61,12 +65,12 @@ class Steering:
         *,
         adaptive: bool = True,
         log_dir: str = "",
-        policy: Policy = controller,
+        policy: Policy | None = None,
     ) -> None:
         self._model = Model(table)
-        self._policy = policy
+        self._policy: Policy = policy or compiled_controller() or controller
         self._adaptive = adaptive
-        self._state = State()
+        self._state: Remembered = State()
         self._step = 0
         self._ended = 0.0  # of the step before, monotonic
         self._gap_s = -1.0
@@ -112,11 +116,8 @@ class Steering:
         kept: dict[int, tuple[int, DepthReason | None]] = {}
         self._trimmed = None
         if any(not one.fixed for one in ready):
-            tracks = self._state.tracks
-            num_plain = sum(
-                sequence.id not in tracks or tracks[sequence.id].suspended for sequence, _ in rounds
-            )
             try:
+                num_plain = self._state.num_idle(sequence.id for sequence, _ in rounds)
                 kept = self._policy.trim(self._model, self._state, ready, len(rounds), prompt_rows, num_plain)
                 self._trimmed = [ready, len(rounds), prompt_rows, num_plain]
             except Exception:
@@ -159,6 +160,7 @@ class Steering:
             *running,
         )
         self._step += 1
+        state: Remembered
         try:
             state, decisions = self._policy.decide(self._model, self._state, facts)
         except Exception:
@@ -178,9 +180,9 @@ class Steering:
     def forget(self, sequence: Sequence) -> None:
         """The sequence ended outside a step: cancelled, or failed."""
         self._looked.discard(sequence.id)
-        if sequence.id in self._state.tracks:
-            tracks = {key: track for key, track in self._state.tracks.items() if key != sequence.id}
-            self._state = replace(self._state, tracks=tracks)
+        state = self._state.without(sequence.id)
+        if state is not self._state:
+            self._state = state
             self._put({"forget": sequence.id})
 
     def close(self) -> None:
@@ -300,7 +302,10 @@ def _plainly(value: object) -> object:
 
 
 def replay(path: Path) -> tuple[int, list[str]]:
-    """Decide all of a log again: how many decisions there are, and where one comes out otherwise than it was taken."""
+    """Decide all of a log again: how many decisions there are, and where one comes out otherwise than it was taken.
+
+    In Python: what a server decided by compiled code is compared with that.
+    """
     with path.open(encoding="utf-8") as lines:
         head = json.loads(next(lines))
         curves = tuple((count, tuple(map(tuple, curve))) for count, curve in head["curves"])
@@ -309,8 +314,7 @@ def replay(path: Path) -> tuple[int, list[str]]:
         for line in lines:
             entry = json.loads(line)
             if "forget" in entry:
-                tracks = {key: track for key, track in state.tracks.items() if key != entry["forget"]}
-                state = replace(state, tracks=tracks)
+                state = state.without(entry["forget"])
                 continue
             facts = _facts(entry["facts"])
             if entry["trim"] is not None:

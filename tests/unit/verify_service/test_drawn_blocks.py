@@ -34,7 +34,9 @@ def test_the_controller_cuts_guesses_but_not_draws(law, monkeypatch):
     monkeypatch.setattr(controller, "trim", nothing_pays)
     drawn = Block([7], ProposalOutcome.USED, "d", distributions=(DraftDistribution((7,), (1.0,)),))
     guessed = Block([7, 8], ProposalOutcome.USED, "d")
-    blocks = steering.Steering(None).cut([work(law, 1), work(Law.COUPLED, 2)], [drawn, guessed], 0.0)
+    blocks = steering.Steering(None, policy=controller).cut(
+        [work(law, 1), work(Law.COUPLED, 2)], [drawn, guessed], 0.0
+    )
     assert [block.fixed for block in seen] == [True, False]
     assert blocks[0] is drawn
     assert blocks[1].token_ids == []
