@@ -57,7 +57,8 @@ replay-equals-live: setup model  ## 50 prompts, two temperatures: replayed round
 sanitize: setup  ## compiled code with address and undefined-behaviour sanitizers, under the tests that call it
 	CXX=$(CURDIR)/tests/sanitizing_compiler ASAN_OPTIONS=detect_leaks=0 \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
-	$(BIN)/python -m pytest -q -s -p no:cacheprovider tests/unit/engine tests/unit/lookup tests/unit/sampling
+	$(BIN)/python -m pytest -q -s -p no:cacheprovider tests/unit/engine tests/unit/lookup tests/unit/sampling \
+	  tests/unit/verify_service/test_native.py
 
 gpu: setup  ## parity, same output and step costs on a GPU, with a random 1B-shaped model
 	$(BIN)/python -m benchmarks.gpu

@@ -61,10 +61,11 @@ def decides_as_python(policy: Checked) -> bool:
 
 
 def _begun() -> State:
-    """What many rounds lead to: a sequence about to be suspended, one that is, look-ups that lose, one outside the steps."""
+    """What many rounds lead to: sequences about to be suspended or to change, one suspended, look-ups that lose, one outside the steps."""
     names = ("d", "d", "d", "d", "d", "e")
     tracks = {id_: Track(name) for id_, name in enumerate(names)}
-    tracks[0].zero_rounds, tracks[3].suspended = 7, True
+    tracks[0].zero_rounds = tracks[2].zero_rounds = 7
+    tracks[1].better, tracks[3].suspended = 110.0, True
     tracks[5].judged, tracks[5].worth_s, tracks[4].every, tracks[4].judged = 31, -1.0, 4, 5
     tracks[99] = Track("e", rows=2.0, tokens=2.5)
     drafters = {"e": DrafterTrack(), "d": DrafterTrack(accepted=30.0, rejected=9.0, exposed_s=1e-4)}
@@ -73,9 +74,10 @@ def _begun() -> State:
 
 def some_facts(rng: random.Random, step: int, sequences: int) -> StepFacts:
     """What a step of so many sequences may report, and a little more than that."""
-    # The suspended one seldom: its guard would hold all others back. Now and then nobody is asked: look-ups are all there is.
-    ids = range(sequences) if step % 4 != 3 else (5,)
-    rows = tuple(_some_row(rng, id_) for id_ in ids if rng.random() < (0.3 if id_ == 3 else 0.9))
+    # Suspended ones only in some steps: their guard holds all others back. In others nobody is asked: look-ups are all there is.
+    alone, begun = step % 4 == 3, step % 4 == 0
+    ids = [id_ for id_ in range(sequences) if (id_ == 5 if alone else begun or id_ not in (2, 3))]
+    rows = tuple(_some_row(rng, id_) for id_ in ids if rng.random() < 0.9)
     num_rows = len(rows) + sum(row.drafted for row in rows)
     prompt_rows = rng.choice((0, 0, 0, 20))
     return StepFacts(

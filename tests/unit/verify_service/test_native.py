@@ -26,7 +26,9 @@ from verify_service.steering import Steering
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from benchmarks import controller as benchmark
 from benchmarks import regret
+from deploy.prebuild import PACKAGES
 
+ROOT = Path(__file__).parents[3]
 SOURCE = Path(native.__file__).parent / "compiled" / "controller.cpp"
 needs_compiler = pytest.mark.skipif(native_controller() is None, reason="no C++ compiler at hand")
 
@@ -449,7 +451,8 @@ def test_wrong_code_is_not_used(anew, monkeypatch, caplog, tmp_path, change):
 
 @needs_compiler
 def test_what_was_compiled_beforehand_serves_without_a_compiler(anew, monkeypatch, tmp_path):
-    """As in an image."""
+    """As in an image, for which all sources of these packages are compiled."""
+    assert SOURCE.relative_to(ROOT).parts[0] in PACKAGES
     monkeypatch.setattr(compiled, "_OPTIONS", tuple(one for one in compiled._OPTIONS if one != "-O3"))
     path = compiled.prebuild(SOURCE, tmp_path / "native")
     monkeypatch.setenv(compiled.PREBUILT, str(path.parent))
