@@ -13,8 +13,10 @@ from paceline.config import DraftConfig, DrafterConfig, PacelineConfig
 from paceline.errors import ConfigError
 from paceline.testing.scripted_drafter import ScriptedDrafter
 from paceline.types import DepthReason, Law, Plan, SamplingParams
+from verify_service import controller
 from verify_service.beside import build_beside
 from verify_service.facts import Decision, State
+from verify_service.native import compiled_controller
 
 GREEDY = SamplingParams(temperature=0.0)
 TOKENIZER = SimpleNamespace(fingerprint="", vocab_size=1000)
@@ -144,6 +146,27 @@ def test_the_controller_drafts_where_it_pays_and_not_where_it_does_not():
     assert good.stats.num_rounds < 200
     assert bad.stats.num_draft_tokens < 60
     assert sum(one.committed for one in bad.rounds) == sum(one.committed for one in good.rounds) == 399
+
+
+@pytest.mark.skipif(compiled_controller() is None, reason="no C++ compiler at hand")
+@pytest.mark.parametrize("right", [range(9), range(0, 9, 3), ()])
+def test_the_compiled_controller_replays_as_python_s_does(right):
+    """The tiers' own parts around either: the same rounds, told to drafters that are always, sometimes or never right."""
+    traffic = recording(
+        recorded([10 + i for i in range(200)], max_tokens=200),
+        recorded([10 + i for i in range(150)], number=2, max_tokens=150),
+    )
+
+    def guess(request):
+        return [token if token % 9 in right else 5 for token in count_up(request)]
+
+    first, second = (
+        Replay(
+            traffic, {"scripted": ScriptedDrafter(guess)}, always("scripted", 8, k_fixed=False), policy=policy
+        ).run()
+        for policy in (controller, compiled_controller())
+    )
+    assert list(map(rounds_of, first)) == list(map(rounds_of, second))
 
 
 class Twos:

@@ -5,6 +5,7 @@ import pytest
 from paceline.types import DepthReason, DraftDistribution, Law, Plan, ProposalOutcome, SamplingParams
 from verify_service import controller, steering
 from verify_service.block import Block
+from verify_service.facts import RowFact, StepFacts
 from verify_service.scheduler import Work
 from verify_service.sequence import DecodeSpec, Sequence
 
@@ -40,3 +41,17 @@ def test_the_controller_cuts_guesses_but_not_draws(law, monkeypatch):
     assert [block.fixed for block in seen] == [True, False]
     assert blocks[0] is drawn
     assert blocks[1].token_ids == []
+
+
+@pytest.mark.parametrize("policy", [controller, None], ids=["in Python", "as it serves"])
+def test_a_sequence_that_is_cancelled_is_forgotten(policy):
+    """Whatever decides: what is known of it goes, what is known of others stays."""
+    one = steering.Steering(None, policy=policy)
+    rows = tuple(RowFact(id_, "d", 4, 9, False, 0, -1, 0, 0, None, None, False) for id_ in (1, 2))
+    facts = StepFacts(0, rows, 2, 2, 0, 256.0, 0.01, 0.0, 2e-4, 0.0, 2, 0)
+    one._state, _ = one._policy.decide(one._model, one._state, facts)
+    assert one._state.num_idle([1, 2]) == 0
+    one.forget(work(Law.COUPLED, 2).sequence)
+    one.forget(work(Law.COUPLED, 7).sequence)
+    assert (one._state.num_idle([1]), one._state.num_idle([1, 2])) == (0, 1)
+    assert one.now_s(2, 3) > 0
