@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -200,10 +200,7 @@ async def levels(
                 found[name] += [record for record in rounds[1:-2] if record.drafted == K]
     return {
         name: Measured(
-            [
-                replace(one, **{part: getattr(one, part) / slower for part in _TIMES})  # type: ignore[arg-type]
-                for one in rounds
-            ]
+            [one._replace(**{part: getattr(one, part) / slower for part in _TIMES}) for one in rounds]
         )
         for name, rounds in found.items()
     }
