@@ -45,6 +45,7 @@ _MAX_VIOLATIONS_BYTES = 3800
 _MAX_FIELD_BYTES = 100
 _MAX_DESCRIPTION_BYTES = 400
 _RETRY_AFTER_S = 1.0  # where a peer asks for a retry without saying when
+_MAX_RETRY_AFTER_S = 86_400.0  # a peer may say any number of seconds, more than a date can hold among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,9 @@ def _meant(code: grpc.StatusCode, message: str, details: Iterator[Message]) -> P
     reason = info.reason if isinstance(info, error_details_pb2.ErrorInfo) and info.domain == DOMAIN else ""
     retry_after_s = _RETRY_AFTER_S
     if isinstance(retry, error_details_pb2.RetryInfo):
-        retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
+        retry_after_s = min(
+            max(0.0, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9), _MAX_RETRY_AFTER_S
+        )
 
     if code in _CALLER_IS_WRONG or "message larger than max" in message:
         if isinstance(bad, error_details_pb2.BadRequest) and bad.field_violations:

@@ -16,7 +16,7 @@ from paceline.errors import (
     InvalidRequestError,
     PeerLostError,
 )
-from paceline.serving.status import DETAILS_KEY, error_from_rpc, status_from_error
+from paceline.serving.status import DETAILS_KEY, error_from_rpc, error_from_status, status_from_error
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -110,6 +110,19 @@ def test_the_time_to_retry_survives(retry_after_s):
     """To the microsecond."""
     restored = error_from_rpc(over_the_wire(CapacityError("full", retry_after_s)))
     assert restored.retry_after_s == pytest.approx(retry_after_s, abs=1e-6)
+
+
+@pytest.mark.parametrize("seconds", [2**63 - 1, 2**40, -5, -(2**63)])
+def test_a_time_to_retry_that_is_none_is_taken_for_one(seconds):
+    """A delay that no date can hold, or one in the past, must not raise where the answer is read."""
+    status = status_from_error(CapacityError("full", 1.0))
+    retry = error_details_pb2.RetryInfo()
+    retry.retry_delay.seconds = seconds
+    status.details[1].Pack(retry)
+    restored = error_from_status(status.SerializeToString())
+    assert isinstance(restored, CapacityError)
+    assert 0.0 <= restored.retry_after_s <= 86_400.0
+    status_from_error(restored)  # can be told on
 
 
 def test_lone_surrogates_in_a_message_do_not_break_the_answer():
