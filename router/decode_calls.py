@@ -7,6 +7,7 @@ next one opens another.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextvars import Context
 from functools import partial
 
 import grpc
@@ -60,7 +61,7 @@ class DecodeCalls:
         self._calls: dict[int, DecodeCall] = {}
         self._outbox: _Outbox | None = None
         """Of the stream that is open."""
-        self._reader: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[PacelineError] | None = None
         self._number = 0
 
     def call(
@@ -103,39 +104,49 @@ class DecodeCalls:
     def _open(self) -> None:
         outbox: _Outbox = asyncio.Queue()
         self._outbox = outbox
-        self._reader = asyncio.create_task(self._read(outbox), name=f"decoding on {self._address}")
+        self._reader = asyncio.create_task(
+            self._read(outbox),
+            name=f"decoding on {self._address}",
+            context=Context(),  # it works for all requests: its log lines name no trace
+        )
+        self._reader.add_done_callback(partial(self._ended, outbox))
 
-    async def _read(self, outbox: _Outbox) -> None:
-        """Hand out what comes, until the stream ends."""
-        failure: PacelineError = self._lost("it ended the stream without an answer")
-        stream = self._stub.DecodeMany(_drain(outbox))
+    async def _read(self, outbox: _Outbox) -> PacelineError:
+        """Hand out what comes, until the stream ends; gives why it did."""
+        stream = None
         try:
+            stream = self._stub.DecodeMany(_drain(outbox))
             async for response in stream:
                 for event in response.events:
                     self._put(event)
         except grpc.aio.AioRpcError as error:
-            failure = self._meaning(error)
+            return self._meaning(error)
         except Exception:  # a fault of ours, or a message that is none
             log.exception("decoding stream failed", extra={"replica": self._address})
         finally:
-            stream.cancel()
-            outbox.put_nowait(None)
-            # Whoever calls from now on opens another stream; numbers go on.
-            self._outbox = None
-            calls, self._calls = self._calls, {}
-            for call in calls.values():
-                call.put(failure)
+            if stream is not None:
+                stream.cancel()
+        return self._lost("it ended the stream without an answer")
+
+    def _ended(self, outbox: _Outbox, reader: asyncio.Task[PacelineError]) -> None:
+        # Here, not in the task: one that is cancelled before its first step runs nothing of its own.
+        outbox.put_nowait(None)
+        # Whoever calls from now on opens another stream; numbers go on.
+        self._outbox = None
+        calls, self._calls = self._calls, {}
+        failure = self._lost("this router closed the stream") if reader.cancelled() else reader.result()
+        for call in calls.values():
+            call.put(failure)
 
     def _put(self, event: verify_pb2.DecodeEvent) -> None:
         failed = event.HasField("status")
-        over = failed or event.response.HasField("finished")
-        call = self._calls.pop(event.number, None) if over else self._calls.get(event.number)
-        if call is None:  # cancelled meanwhile
-            return
         news = error_from_status(event.status) if failed else event.response
         if isinstance(news, PeerLostError):
             news = self._lost(str(news))
-        call.put(news)
+        over = failed or event.response.HasField("finished")
+        call = self._calls.pop(event.number, None) if over else self._calls.get(event.number)
+        if call is not None:  # not cancelled meanwhile
+            call.put(news)
 
     def _meaning(self, error: grpc.aio.AioRpcError) -> PeerLostError:
         """Statuses of sequences come in messages: one that ends the stream is the transport's, or of a replica that stops."""

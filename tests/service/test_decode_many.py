@@ -12,10 +12,11 @@ from scripted_verify import Break, Script, ask, pair, running_router, scripted_v
 from test_verify_service import Stub, decode, request, verify
 
 from paceline.errors import CapacityError, DeadlineError, InvalidRequestError, PeerLostError
+from paceline.serving.channel import open_channel
 from paceline.serving.status import error_from_status
 from paceline.testing.tiny_models import tiny_model_dir
 from paceline.types import Plan
-from paceline.v1 import verify_pb2
+from paceline.v1 import verify_pb2, verify_pb2_grpc
 from router.decode_calls import DecodeCall, DecodeCalls
 
 PLAIN = Plan.plain("test")
@@ -140,6 +141,27 @@ async def test_cancelled_ones_and_an_ended_stream_leave_nothing(model: Path) -> 
         await until_idle(stub)
         assert len(await read_all(calls.call(request(PLAIN), timeout_s=30))) == 30
         await calls.close()
+
+
+async def test_a_stream_that_never_was_ends_its_calls(model: Path) -> None:
+    """Closed before it was opened, or on a channel that is closed: no call waits for ever, neither these nor later ones."""
+    async with verify(model) as stub:
+        calls = DecodeCalls("there", stub)
+        early = calls.call(request(PLAIN), timeout_s=None)
+        await calls.close()
+        async with asyncio.timeout(5):
+            with pytest.raises(PeerLostError, match="closed"):
+                await early.read()
+        assert len(await read_all(calls.call(request(PLAIN), timeout_s=30))) == 30
+        await calls.close()
+        channel = open_channel(stub.server.address)
+        await channel.close()
+        calls = DecodeCalls("there", verify_pb2_grpc.VerifyServiceStub(channel))
+        for _ in range(2):
+            async with asyncio.timeout(5):
+                with pytest.raises(PeerLostError):
+                    await calls.call(request(PLAIN), timeout_s=None).read()
+                await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(
