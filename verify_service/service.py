@@ -53,6 +53,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         self._memory = memory
         self._links = links
         self._streams: set[CallStream] = set()
+        self._draining = False
 
     async def Decode(self, request: verify_pb2.DecodeRequest, context: _Context) -> None:  # type: ignore[override]  # noqa: N802  # aio also takes a coroutine
         """See verify.proto. Cancelling the call, or its deadline, frees the sequence at the next step."""
@@ -68,6 +69,8 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
     async def DecodeMany(self, request_iterator: object, context: _ManyContext) -> None:  # type: ignore[override]  # noqa: N802  # aio also takes a coroutine
         """See verify.proto. Ending the stream frees its sequences at the next step."""
         stream = CallStream(self._calls)
+        if self._draining:  # taken before the drain, begun after it
+            stream.drain()
         self._streams.add(stream)
         try:
             await stream.run(context)
@@ -76,6 +79,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
 
     async def drain(self) -> None:
         """Take no more sequences on streams that are open; each ends with its last one."""
+        self._draining = True
         for stream in self._streams:
             stream.drain()
 

@@ -18,6 +18,7 @@ from paceline.testing.tiny_models import tiny_model_dir
 from paceline.types import Plan
 from paceline.v1 import verify_pb2, verify_pb2_grpc
 from router.decode_calls import DecodeCall, DecodeCalls
+from verify_service.service import VerifyService
 
 PLAIN = Plan.plain("test")
 
@@ -220,6 +221,30 @@ async def test_a_replica_that_drains_ends_what_it_has_and_takes_no_more(model: P
             num_tokens += len(response.run.token_ids)
         assert num_tokens == 300
         async with asyncio.timeout(5):
+            await stopping
+
+
+async def test_a_stream_that_begins_while_the_replica_drains_holds_up_nothing(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its call was let in before, its handler runs after: it ends at once, and the replica with it."""
+    begin, decode_many = asyncio.Event(), VerifyService.DecodeMany
+
+    async def late(self: VerifyService, request_iterator: object, context: object) -> None:
+        await begin.wait()
+        await decode_many(self, request_iterator, context)
+
+    monkeypatch.setattr(VerifyService, "DecodeMany", late)
+    async with verify(model) as stub, calls_to(stub) as calls:
+        call = calls.call(request(PLAIN), timeout_s=None)
+        while not stub.server.num_in_flight:
+            await asyncio.sleep(0.01)
+        stopping = asyncio.create_task(stub.server.stop(30))
+        await asyncio.sleep(0.1)
+        begin.set()
+        async with asyncio.timeout(5):
+            with pytest.raises(PeerLostError):
+                await read_all(call)
             await stopping
 
 
