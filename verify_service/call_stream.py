@@ -5,6 +5,7 @@ When the stream ends, for whatever reason, its sequences are given up.
 """
 
 import asyncio
+import logging
 import math
 from functools import partial
 from typing import Any
@@ -17,6 +18,8 @@ from paceline.telemetry.context import TraceContext
 from paceline.v1 import verify_pb2
 from verify_service.calls import Call, Calls
 from verify_service.sequence import Event
+
+log = logging.getLogger(__name__)
 
 _METHOD = "/paceline.v1.VerifyService/DecodeMany"
 _MOST_EVENTS = 1024
@@ -48,7 +51,7 @@ class CallStream:
         finally:
             reader.cancel()
             for call in self._calls.values():
-                call.end()
+                _end(call)
 
     def drain(self) -> None:
         """Take no more sequences; the stream ends with its last one."""
@@ -91,7 +94,7 @@ class CallStream:
     def _cancel(self, number: int) -> None:
         call = self._calls.pop(number, None)
         if call is not None:
-            call.end()
+            _end(call)
             self._something.set()  # it may have been the last one
 
     # --- out --------------------------------------------------------------------------------------------------
@@ -126,7 +129,14 @@ class CallStream:
             call.over = True
         if call.over:
             del self._calls[number]
-            call.end()
+            _end(call)
+
+
+def _end(call: Call) -> None:
+    try:
+        call.end()
+    except Exception:  # a fault of ours in the account of one sequence: the others on the stream go on
+        log.exception("the end of a sequence failed")
 
 
 def _status(error: Exception, caller: TraceContext | None) -> bytes:

@@ -14,11 +14,13 @@ from test_verify_service import Stub, decode, request, verify
 from paceline.errors import CapacityError, DeadlineError, InvalidRequestError, PeerLostError
 from paceline.serving.channel import open_channel
 from paceline.serving.status import error_from_status
+from paceline.telemetry import names
 from paceline.testing.tiny_models import tiny_model_dir
 from paceline.types import Plan
 from paceline.v1 import verify_pb2, verify_pb2_grpc
 from router.decode_calls import DecodeCall, DecodeCalls
 from verify_service.service import VerifyService
+from verify_service.spans import DecodeSpans
 
 PLAIN = Plan.plain("test")
 
@@ -222,6 +224,33 @@ async def test_a_replica_that_drains_ends_what_it_has_and_takes_no_more(model: P
         assert num_tokens == 300
         async with asyncio.timeout(5):
             await stopping
+
+
+async def test_a_fault_in_the_account_of_one_sequence_hurts_no_other(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled, finished, or ended with its stream: what its spans raise stays its own."""
+    end = DecodeSpans.end
+
+    def faulty(self: DecodeSpans, now: float) -> None:
+        end(self, now)
+        if self._attributes[names.REQUEST_ID] == "faulty":
+            raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(DecodeSpans, "end", faulty)
+    bad, long = request(PLAIN, max_tokens=20), request(PLAIN, max_tokens=800)
+    bad.request_id = long.request_id = "faulty"
+    async with verify(model) as stub:
+        async with calls_to(stub) as calls:
+            good = calls.call(request(PLAIN, max_tokens=200), timeout_s=None)
+            cancelled = calls.call(long, timeout_s=None)
+            await cancelled.read()
+            cancelled.cancel()
+            assert len(await read_all(calls.call(bad, timeout_s=None))) == 20
+            assert len(await read_all(good)) == 200
+            for _ in range(3):
+                await calls.call(long, timeout_s=None).read()
+        await until_idle(stub)
 
 
 async def test_a_stream_that_begins_while_the_replica_drains_holds_up_nothing(
