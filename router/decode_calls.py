@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 _Outbox = asyncio.Queue[verify_pb2.DecodeManyRequest | None]
 
+_HELD = 16
+"""Responses that may wait as they came; of a call that is read more slowly than it is answered, copies wait."""
+
 
 class DecodeCall:
     """One sequence. ``read`` it to its end, and ``cancel`` it whatever happens."""
@@ -44,6 +47,10 @@ class DecodeCall:
 
     def put(self, news: verify_pb2.DecodeResponse | PacelineError) -> None:
         """For the stream only."""
+        if self._news.qsize() >= _HELD and isinstance(news, verify_pb2.DecodeResponse):
+            # A part of a message holds the whole of it, with what all others were told: 25 KB a token beside 63 of them.
+            whole, news = news, verify_pb2.DecodeResponse()
+            news.CopyFrom(whole)
         self._news.put_nowait(news)
 
     def end_in(self, timeout_s: float) -> None:
