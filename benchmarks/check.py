@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cluster.check_cli import checked
+from cluster.check_cli import checked, lines_of
 from cluster.check_run import run_pairs
 from cluster.check_words import page_lines
 from cluster.simulated import simulated
@@ -73,7 +73,9 @@ async def check(
     **known: float,
 ) -> Check:
     settings = {"sequences": 0, "device_gb": 0.0, "price": 0.0, "repeats": repeats} | known
-    found, _ = await checked(*addresses, traffic, [], limit, load, tokens, "", lambda _: None, settings)
+    found, _ = await checked(
+        *addresses, traffic, lines_of(traffic), [], limit, load, tokens, "", lambda _: None, settings
+    )
     print("\n".join(page_lines(found)), "\n", flush=True)
     return found
 

@@ -122,10 +122,11 @@ def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None
                     raise ConfigError(
                         f"{written(base, '.jsonl')}: records of another check lie there, and a ledger has none; name another --report"
                     )
+                if (config or overrides or simulate) and not start:
+                    raise ConfigError("--config, --set and --simulate need --start")
+                lines = () if traffic is None else lines_of(traffic)
                 if start:
                     router, replica = stack.enter_context(_started(config, overrides or [], simulate, say))
-                elif config or overrides or simulate:
-                    raise ConfigError("--config, --set and --simulate need --start")
                 known = {"sequences": sequences, "device_gb": device_gb, "price": price}
                 checking = (
                     from_ledger(ledger, router, replica, task or [], known)
@@ -134,6 +135,7 @@ def add_check(app: typer.Typer, errors: Callable[[], AbstractContextManager[None
                         router,
                         replica,
                         traffic,
+                        lines,
                         task or [],
                         limit,
                         load,
@@ -218,10 +220,26 @@ def _refuse_own_input(path: Path, reads: Sequence[Path]) -> None:
             raise ConfigError(f"--report would write {path} over {read}, which is read; name another")
 
 
+def lines_of(traffic: Path) -> tuple[str, ...]:
+    """A file of requests, read once: it may be a pipe. Raises ConfigError for all that shows before a server is there to name its tasks."""
+    from gates.traffic import read_traffic
+
+    try:
+        with traffic.open(encoding="utf-8") as file:
+            lines = tuple(file)
+        read_traffic(lines, None)
+    except OSError as error:
+        raise ConfigError(f"cannot read {traffic}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{traffic}: {error}") from error
+    return lines
+
+
 async def checked(
     router: str,
     replica: str,
     traffic: Path,
+    lines: Sequence[str],
     tasks: list[str],
     limit: int,
     load: int,
@@ -230,7 +248,7 @@ async def checked(
     say: Callable[[str], None],
     known: dict[str, Any],
 ) -> "tuple[Check, tuple[dict[str, Any], ...]]":
-    """Runs and judges."""
+    """Runs and judges. ``lines`` are those of ``traffic``, of which only the name is needed here."""
     from cluster.check_run import facts_of, memory_of, of_tasks, run_pairs
     from cluster.words import counted
     from gates.check import judge
@@ -242,11 +260,8 @@ async def checked(
     async with Client(router) as client:
         types = (await client.server_info()).task_types
         try:
-            with traffic.open(encoding="utf-8") as lines:
-                requests = read_traffic(lines, types)
-        except OSError as error:
-            raise ConfigError(f"cannot read {traffic}: {error.strerror}") from error
-        except (UnicodeDecodeError, ValueError) as error:
+            requests = read_traffic(lines, types)
+        except ValueError as error:
             raise ConfigError(f"{traffic}: {error}") from error
         unknown = sorted(set(tasks) - {*types, "unsure"})
         if unknown:

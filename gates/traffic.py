@@ -49,8 +49,11 @@ class Asked:
         return prompt | dict(self.sampling) | {"temperature": self.temperature, "stop": self.stop}
 
 
-def read_traffic(lines: Iterable[str], task_types: Sequence[str] = ()) -> list[Asked]:
-    """The requests; a ``category`` that is none of ``task_types`` is left to the router. Raises ValueError naming line and field."""
+def read_traffic(lines: Iterable[str], task_types: Sequence[str] | None = ()) -> list[Asked]:
+    """The requests; a ``category`` that is none of ``task_types`` is left to the router. Raises ValueError naming line and field.
+
+    None: types are not known yet, and any task is let pass.
+    """
     found: list[Asked] = []
     line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
@@ -74,7 +77,7 @@ def spread(requests: Sequence[Asked], limit: int) -> list[Asked]:
     return [requests[index * len(requests) // limit] for index in range(limit)]
 
 
-def _asked(row: Any, number: int, task_types: Sequence[str]) -> Asked:
+def _asked(row: Any, number: int, task_types: Sequence[str] | None) -> Asked:
     if not isinstance(row, dict):
         raise TypeError("expected an object")
     for name in row:
@@ -127,9 +130,11 @@ def _message(one: Any, index: int) -> tuple[str, str]:
     return role, _sendable(f"{path}.content", content)
 
 
-def _task(row: Mapping[str, Any], task_types: Sequence[str]) -> str:
+def _task(row: Mapping[str, Any], task_types: Sequence[str] | None) -> str:
     name = next((name for name in _NAMES if row.get(name)), "")
     task = row[name] if name else ""
+    if task_types is None:
+        return ""
     if not task or task in task_types or name == "category":
         return str(task) if task in task_types else ""
     raise ValueError(

@@ -6,7 +6,7 @@ import time
 
 from stack import running_stack
 
-from cluster.check_cli import checked, tell
+from cluster.check_cli import checked, lines_of, tell
 from cluster.check_words import page_lines
 from cluster.simulated import simulated
 from gates.diagnose import diagnose
@@ -33,7 +33,7 @@ async def test_a_pair_is_checked_on_a_file_of_requests(tmp_path):
     config = load_config(None, [*simulated("8b+1b"), *PORTS, *settings])
     async with running_stack(config) as stack:
         found, records = await checked(
-            stack.router.address, stack.verify.address, traffic, [], 0, 4, 30, "", lambda _: None,
+            stack.router.address, stack.verify.address, traffic, lines_of(traffic), [], 0, 4, 30, "", lambda _: None,
             {"sequences": 0, "device_gb": 0.0, "price": 2.0, "repeats": 1},
         )  # fmt: skip
         said = await tell(stack.router.address, found)

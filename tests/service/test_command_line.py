@@ -256,6 +256,25 @@ def test_version():
     assert run("--version").stdout.startswith("paceline 0.")
 
 
+@pytest.mark.parametrize("start", [[], ["--start"]])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (None, "cannot read {path}: No such file or directory"),
+        ('{"txt": "a"}', "{path}: line 1: txt: unknown field; did you mean text?"),
+    ],
+)
+def test_check_reads_its_requests_first(tmp_path, monkeypatch, start, line, said):
+    """A wrong file of requests is said before a server is asked or started for them."""
+    monkeypatch.setattr("cluster.check_cli._started", lambda *_: pytest.fail("started a pair in vain"))
+    path = tmp_path / "requests.jsonl"
+    if line is not None:
+        path.write_text(line + "\n")
+    report = ["--report", str(tmp_path / "report")]
+    done = run("check", str(path), *start, *report, "-a", "127.0.0.1:1")
+    assert (done.exit_code, done.stderr.startswith("paceline: " + said.format(path=path))) == (2, True)
+
+
 def test_up_refuses_wrong_settings():
     """Exit code 2, the key named, before anything is started."""
     result = run("up", "--set", "verify.kv_slotz=3")

@@ -475,13 +475,15 @@ def test_a_heavy_tail_of_a_ledger_is_a_no():
         (["x.jsonl", "--simulate", "8b+1b"], 2, "need --start"),
         (["--ledger", "nowhere.sqlite"], 2, "no such file"),
         (["--ledger", "nowhere.sqlite", "--report", "theirs"], 2, "records of another check lie there"),
-        (["x.jsonl", "--address", "127.0.0.1:1"], 3, "nobody listens there"),
+        (["x.jsonl", "--address", "127.0.0.1:1"], 2, "cannot read x.jsonl"),
+        (["good.jsonl", "--address", "127.0.0.1:1"], 3, "nobody listens there"),
     ],
 )
 def test_wrong_input_has_an_exit_status_of_its_own(arguments, status, words, tmp_path, monkeypatch):
     """2 is wrong input, 3 nobody there; 1 is kept for gates that do not hold."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "theirs.jsonl").write_text("{}\n")
+    (tmp_path / "good.jsonl").write_text('{"text": "a"}\n')
     done = CliRunner().invoke(app, ["check", *arguments])
     assert done.exit_code == status, done.output
     assert words in " ".join(done.output.split())
