@@ -307,7 +307,7 @@ def _slow_words(task: _Task) -> str:
 
 def _tail_words(task: _Task) -> str:
     fast = not task.speed.count or task.speed.mean > 1.0
-    two_kinds = task.shape is not None and task.shape.bimodal
+    two_kinds = task.shape is not None and task.shape.bimodal and _drafted(task) >= MIN_REQUESTS
     heavier = task.tail is not None and task.tail.heavier
     if not fast or not (heavier or (task.tail is None and two_kinds)):
         return ""

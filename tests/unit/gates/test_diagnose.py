@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.diagnose_words import diagnosis_lines
-from gates.bimodal import shape_of
+from gates.bimodal import FEWEST_ROUNDS, shape_of
 from gates.diagnose import Trouble, diagnose
 from gates.evidence import blocks_of_row, from_records, from_rows
 from router.ledger.book import Cell
@@ -143,6 +143,14 @@ def test_two_kinds_of_rounds_are_told_from_one():
         assert not shape_of(draw(rng, 400, lambda r: lambda depth: 0.85 - 0.1 * depth, 6)).bimodal
         two = draw(rng, 400, either, 4)
         assert shape_of(two).bimodal
+
+
+@pytest.mark.parametrize(("requests", "named"), [(5, []), (40, [Trouble.TAIL])])
+def test_two_kinds_of_rounds_are_a_trouble_from_twelve_requests_on(requests, named):
+    """Five requests that are unlike each other have rounds enough for the test, and say nothing about a task."""
+    speculative = [line for line in planted("tail").rows() if line[0].drafter][:requests]
+    assert sum(blocks_of_row(sum(row for _, _, row in speculative)).values()) >= FEWEST_ROUNDS
+    assert troubles(from_rows(speculative, "[]", {})) == named
 
 
 def test_blocks_come_back_out_of_counts_by_position():
