@@ -6,6 +6,7 @@ outside the range from which the system gives ports to outgoing connections: one
 before the tier was there. What is left of the race is the launcher's: it tries again with other ports.
 """
 
+import errno
 import math
 import os
 import secrets
@@ -19,6 +20,9 @@ from paceline.errors import ConfigError
 
 FIRST_PORT = 10_000
 """Chosen ports lie above: below are the well-known ones, ours too."""
+
+_NOT_HERE = (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_NODATA, socket.EAI_AGAIN)
+"""What the system says of a host that it does not know, or that is another machine."""
 
 WILDCARD_HOSTS = ("0.0.0.0", "::", "[::]", "")
 
@@ -300,8 +304,13 @@ def _quiet_ports() -> tuple[int, int]:
 
 
 def _is_free(host: str, port: int) -> bool:
+    """Raises ConfigError where ``host`` is no address of this machine: no port of it would do."""
     try:
         with socket.create_server((host or "", port)):
             return True
-    except OSError:
+    except OSError as error:
+        if error.errno in _NOT_HERE:
+            raise ConfigError(
+                f"server.host = {host!r}: {error.strerror}; expected an address of this machine"
+            ) from error
         return False

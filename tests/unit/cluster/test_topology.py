@@ -131,6 +131,15 @@ def test_a_port_of_another_program_is_refused_before_anything_starts():
             check_ports(draft_replicas(config, cores=1), local=True)
 
 
+@pytest.mark.parametrize("host", ["nowhere.invalid", "192.0.2.1"])
+@pytest.mark.parametrize("port", [0, 7999])
+def test_a_host_that_is_not_here_is_not_called_a_busy_port(host, port):
+    """Whether a name that nobody knows or another machine's address; with a port of one's own and with any."""
+    config = load_config(None, [f"draft.server.host={host}", f"draft.server.port={port}"])
+    with pytest.raises(ConfigError, match=f"server.host = '{host}': .*expected an address of this machine"):
+        check_ports(draft_replicas(with_free_ports(config), cores=1), local=True)
+
+
 def test_a_run_of_ports_beyond_the_last_is_refused():
     """65535 is the last port."""
     config = load_config(None, ["draft.server.port=65535", "cluster.draft.replicas=2"])
