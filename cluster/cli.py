@@ -116,7 +116,7 @@ def up(
             running_cluster(settings, progress=say, keep_logs=True) as cluster,
         ):
             typer.echo(f"All tiers serve, after {time.monotonic() - started:.1f} s.")
-            typer.echo(settings_in_words(settings, cluster))
+            typer.echo(settings_in_words(settings, cluster, simulate))
             typer.echo(f"Ledger: {asyncio.run(_ledger(cluster.router_address))}")
             if cluster.log_dir:
                 typer.echo(f"Logs, kept after the stop, too: {cluster.log_dir}")
@@ -335,13 +335,16 @@ def with_ledger_file(config: "PacelineConfig") -> "PacelineConfig":
     return config.model_copy(update={"router": config.router.model_copy(update={"ledger": ledger})})
 
 
-def settings_in_words(config: "PacelineConfig", cluster: "Cluster") -> str:
-    """The settings that differ from the defaults, and where all of them stand."""
+def settings_in_words(config: "PacelineConfig", cluster: "Cluster", simulate: str = "") -> str:
+    """The settings that differ from the defaults, or from those of a simulated pair, and where all of them stand."""
     from cluster.launch import SETTINGS_FILE
+    from cluster.simulated import simulated
+    from paceline.config import load_config
     from router.plan import STAND_INS
 
-    changed = config.changed_toml_lines()
-    lines = ["Settings: " + ("the defaults" if not changed else "the defaults, but")]
+    usual = f"those of --simulate {simulate}" if simulate else "the defaults"
+    changed = config.changed_toml_lines(load_config(None, simulated(simulate)) if simulate else None)
+    lines = ["Settings: " + (usual if not changed else f"{usual}, but")]
     lines += [f"  {line}" for line in changed]
     if not (config.router.plans or config.router.drafters or set(STAND_INS) & set(config.draft.drafters)):
         lines.append(

@@ -515,10 +515,17 @@ class PacelineConfig(Section):
         tree = self.model_dump(include=set(sections) if sections else None, exclude_none=True)
         return sorted(f"{path} = {_toml(value)}" for path, value in _flatten(tree, ""))
 
-    def changed_toml_lines(self) -> list[str]:
-        """Those of ``to_toml_lines`` that are not so by default."""
-        default = set(PacelineConfig().to_toml_lines())
-        return [line for line in self.to_toml_lines() if line not in default]
+    def changed_toml_lines(self, base: "PacelineConfig | None" = None) -> list[str]:
+        """Those of ``to_toml_lines`` that are not so in ``base`` (None: the defaults), nor so by default in an entry of one's own."""
+        base = base or PacelineConfig()
+        own = [
+            *_defaults(
+                "draft.drafters", DrafterConfig, self.draft.drafters.keys() - base.draft.drafters.keys()
+            ),
+            *_defaults("router.plans", PlanRule, self.router.plans.keys() - base.router.plans.keys()),
+        ]
+        usual = {*base.to_toml_lines(), *own}
+        return [line for line in self.to_toml_lines() if line not in usual]
 
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> PacelineConfig:
@@ -541,6 +548,15 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Pace
     except ValidationError as error:
         lines = [_in_words(one["loc"], one["input"], one["type"], one["msg"]) for one in error.errors()]
         raise ConfigError("wrong settings:\n  " + "\n  ".join(lines)) from error
+
+
+def _defaults(table: str, entry: type[Section], names: Collection[str]) -> Iterator[str]:
+    """What the fields of ``entry`` that need not be given are in each of ``names``, as lines of TOML."""
+    optional = {name for name, field in entry.model_fields.items() if not field.is_required()}
+    tree = entry.model_construct().model_dump(include=optional, exclude_none=True)
+    for name in names:
+        for path, value in _flatten(tree, f"{table}.{_key(name)}"):
+            yield f"{path} = {_toml(value)}"
 
 
 def _in_words(location: tuple[int | str, ...], value: object, kind: str, message: str) -> str:

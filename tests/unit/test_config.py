@@ -195,6 +195,21 @@ def test_what_differs_from_the_defaults_is_told_apart():
     assert load_config(None, ["verify.kv_slots=5"]).changed_toml_lines() == ["verify.kv_slots = 5"]
 
 
+def test_an_entry_of_ones_own_is_told_by_what_was_set():
+    """A drafter and a plan have defaults of their own, which nobody set; what holds in another base is left out, too."""
+    own = load_config(
+        None,
+        [
+            "draft.drafters={mine={kind='random',max_match=9}}",
+            "router.plans.code={mode='plain',reason='why'}",
+        ],
+    )
+    plan = ['router.plans.code.mode = "plain"', 'router.plans.code.reason = "why"']
+    drafter = ['draft.drafters.mine.kind = "random"', "draft.drafters.mine.max_match = 9"]
+    assert own.changed_toml_lines() == [*drafter, *plan]
+    assert own.changed_toml_lines(own) == []
+
+
 @pytest.mark.parametrize(
     ("override", "meant"),
     [

@@ -8,15 +8,24 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cluster.cli import app
+from cluster.cli import app, settings_in_words
 from cluster.options import beside
 from cluster.rollout_cli import status_lines
+from cluster.simulated import simulated
 from cluster.six_tables import print_conclusion
 from evaluation.recordings import load_recording
+from paceline.config import load_config
 from paceline.errors import ConfigError
 from paceline.types import Mode
 from paceline.v1 import router_pb2
 from router.plan import TASK_TYPES, PlanTable
+
+
+def test_a_simulated_pairs_own_settings_are_not_listed():
+    """One line for all of them, one for each setting on top."""
+    config = load_config(None, [*simulated("8b+1b"), "simulation.rtt_ms=5"])
+    said = settings_in_words(config, SimpleNamespace(log_dir=None), "8b+1b")
+    assert said.splitlines() == ["Settings: those of --simulate 8b+1b, but", "  simulation.rtt_ms = 5.0"]
 
 
 def test_what_was_just_said_is_not_called_unchecked():
