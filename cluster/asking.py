@@ -8,11 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import typer
-
 from cluster.decision_words import why_no_drafts
 from cluster.waterfall import plan_in_words, stats_in_words, tokens_in_words
-from cluster.words import counted
+from cluster.words import counted, show
 from paceline.client import Chunk, Client, Finished, Started, generate_request
 from paceline.errors import FieldViolation, InvalidRequestError, PacelineError
 from paceline.v1.router_pb2 import GenerateRequest
@@ -61,7 +59,7 @@ async def ask(
 
 def note(text: str) -> None:
     """A line on standard error."""
-    typer.echo(text, err=True)
+    show([text], err=True)
 
 
 async def _checked_request(

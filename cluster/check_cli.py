@@ -250,7 +250,7 @@ async def checked(
 ) -> "tuple[Check, tuple[dict[str, Any], ...]]":
     """Runs and judges. ``lines`` are those of ``traffic``, of which only the name is needed here."""
     from cluster.check_run import facts_of, memory_of, of_tasks, run_pairs
-    from cluster.words import counted
+    from cluster.words import counted, show
     from gates.check import judge
     from gates.tail_gate import ENOUGH_FOR_P99
     from gates.traffic import read_traffic, spread
@@ -266,6 +266,10 @@ async def checked(
         unknown = sorted(set(tasks) - {*types, "unsure"})
         if unknown:
             raise ConfigError(f"--task {', '.join(unknown)}: expected some of {', '.join(types)}")
+        if (await memory_of(replica, ""))[0] is None:
+            # Said now: it makes the memory gate fail, and the requests may take many minutes.
+            words = f"{replica}: no verify replica there says what it holds, so the memory gate will not hold; --verify names another one"
+            show([words], err=True)
         in_file = len(requests)
         if tasks:
             requests = await of_tasks(client, requests, tasks, load=load, progress=say)

@@ -28,6 +28,7 @@ from cluster.plan_cli import add_plan
 from cluster.policy_cli import policy_app
 from cluster.replay_cli import replay_command
 from cluster.rollout_cli import rollout_app
+from cluster.words import show
 from paceline import __version__
 from paceline.errors import (
     CapacityError,
@@ -273,8 +274,7 @@ def explain(
             raise PacelineError(
                 f"no request {request_id!r} is remembered" if request_id else "no requests yet"
             )
-        for line in explained(requests[0]):
-            typer.echo(line)
+        show(explained(requests[0]))
 
 
 @app.command()
@@ -405,7 +405,7 @@ async def _info(address: str) -> None:
     drafters = ", ".join(
         f"{one.name} ({one.version}{'' if one.available else ', not there now'})" for one in server.drafters
     )
-    for key, value in (
+    lines = (
         ("address", address),
         ("version", server.version),
         ("model", f"{model.name}, {model.dtype} on {model.device}, context {model.max_context}"),
@@ -415,8 +415,8 @@ async def _info(address: str) -> None:
         ("task types", ", ".join(server.task_types)),
         ("max tokens", f"{server.default_max_tokens} where a request gives none"),
         ("running", str(server.running)),
-    ):
-        typer.echo(f"{key:<11}{value}")
+    )
+    show(f"{key:<11}{value}" for key, value in lines)
 
 
 def _until_stopped(cluster: "Cluster", pids: dict[str, int]) -> None:

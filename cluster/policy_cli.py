@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cluster.options import DEFAULT_ADDRESS, Address
+from cluster.words import show
 from paceline.errors import PacelineError
 
 Task = Annotated[str, typer.Option(help="Only this type of task.")]
@@ -76,8 +77,7 @@ async def _show(address: str) -> None:
     from paceline.client import Client
 
     async with Client(address) as client:
-        for line in in_words(await client.policy()):
-            typer.echo(line)
+        show(in_words(await client.policy()))
 
 
 async def _set(address: str, action: str, **fields: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cluster.options import DEFAULT_ADDRESS, Address
-from cluster.words import clock
+from cluster.words import clock, show
 from paceline.v1 import router_pb2
 
 Task = Annotated[str, typer.Argument(help="Type of task.")]
@@ -92,8 +92,7 @@ async def _status(address: str) -> None:
     from paceline.client import Client
 
     async with Client(address) as client:
-        for line in status_lines(await client.rollout()):
-            typer.echo(line)
+        show(status_lines(await client.rollout()))
 
 
 async def _order(

@@ -13,6 +13,7 @@ from cluster.options import beside
 from cluster.rollout_cli import status_lines
 from cluster.simulated import simulated
 from cluster.six_tables import print_conclusion
+from cluster.words import broken
 from evaluation.recordings import load_recording
 from paceline.config import load_config
 from paceline.errors import ConfigError
@@ -120,3 +121,23 @@ def test_reasons_name_no_drafter():
 def test_a_router_on_another_host_has_its_verify_replica_there(router, verify):
     """A check of it asks no replica of this machine."""
     assert beside(router) == verify
+
+
+@pytest.mark.parametrize("width", [20, 40, 79])
+def test_long_lines_are_broken_between_words(width):
+    """Nothing is lost, nothing is longer than the terminal, what goes on is indented; elsewhere the line stays whole."""
+    line = "    since yesterday: 12 requests of 3,000, an acceptance of 0.42, and so on for a good while"
+    parts = broken(line, width)
+    assert broken(line, 0) == [line]
+    assert " ".join(part.strip() for part in parts) == line.strip()
+    assert all(len(part) <= width for part in parts)
+    assert parts[0].startswith("    since")
+    assert all(part.startswith(" " * 8) for part in parts[1:])
+
+
+def test_a_word_longer_than_the_terminal_stays_whole():
+    """A path that was cut could not be copied."""
+    assert (
+        broken("see /a/very/long/path/that/goes/on/and/on", 20)[-1].strip()
+        == "/a/very/long/path/that/goes/on/and/on"
+    )
