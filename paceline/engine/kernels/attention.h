@@ -88,7 +88,8 @@ inline void score(const float* query, int64_t size, const Kind* keys, int64_t bl
       for (int g = 0; g < kGroup; ++g) numbers[g] = splat_reg(query[g * size + d]);
 #pragma GCC unroll 8
       for (int i = 0; i < kKeys; ++i) {
-        const Reg key = widen(keys + i / kRegs * block_stride + d * kLanes + i % kRegs * kReg);
+        Reg key = widen(keys + i / kRegs * block_stride + d * kLanes + i % kRegs * kReg);
+        hold(key);
 #pragma GCC unroll 4
         for (int g = 0; g < kGroup; ++g) total[g][i] = fma(numbers[g], key, total[g][i]);
       }
@@ -188,7 +189,8 @@ inline void gather(const float* weights, int64_t weights_stride, const Kind* val
     for (int g = 0; g < kGroup; ++g) shares[g] = splat_reg(weights[g * weights_stride + j]);
 #pragma GCC unroll 24
     for (int i = 0; i < kCount; ++i) {
-      const Reg part = widen(value + i * kReg);
+      Reg part = widen(value + i * kReg);
+      hold(part);
 #pragma GCC unroll 4
       for (int g = 0; g < kGroup; ++g) total[g][i] = fma(shares[g], part, total[g][i]);
     }

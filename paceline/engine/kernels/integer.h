@@ -46,12 +46,13 @@ void put(Grouped8& block, int64_t output, const float* values, bool& same) {
   for (int64_t k = 0; k < kBlock; ++k) put(block, output, k, q[k]);
 }
 
-inline void quantise(const Linear& linear, const float* x, Quantised* to) {
+// One of so many rows that integer_product() takes together.
+inline void quantise(const Linear& linear, const float* x, int64_t rows, Quantised* to) {
   switch (linear.format) {
-    case kIntegers4: quantise<Grouped4, false>(x, linear.inputs, to); break;
-    case kIntegers8: quantise<Grouped8, false>(x, linear.inputs, to); break;
-    case kFine4: quantise<Grouped4, true>(x, linear.inputs, to); break;
-    default: quantise<Grouped8, true>(x, linear.inputs, to);
+    case kIntegers4: quantise<Grouped4, false>(x, linear.inputs, rows, to); break;
+    case kIntegers8: quantise<Grouped8, false>(x, linear.inputs, rows, to); break;
+    case kFine4: quantise<Grouped4, true>(x, linear.inputs, rows, to); break;
+    default: quantise<Grouped8, true>(x, linear.inputs, rows, to);
   }
 }
 
@@ -59,14 +60,17 @@ inline void quantise(const Linear& linear, const float* x, Quantised* to) {
 template <typename Block, bool kFine>
 void integer_sums(const Linear& linear, int64_t panel, const Quantised* x, int64_t rows, float* c) {
   constexpr int64_t kTileRows = 24;
-  const int64_t count = linear.inputs / kBlock;
+  const int64_t count = linear.inputs / kBlock, tiles = (rows + kTileRows - 1) / kTileRows;
   const Block* blocks = static_cast<const Block*>(linear.weight) + panel * count;
-  for (int64_t row = 0; row < rows; row += kTileRows) {
-    integer_sums<Block, kFine>(blocks, count, x + row * count, std::min(kTileRows, rows - row), c + row * kPanel);
+  int64_t row = 0;
+  for (int64_t tile = 0; tile < tiles; ++tile) {  // of equal height, one row more or less: many rows have no tile of few
+    const int64_t height = (rows - row + tiles - tile - 1) / (tiles - tile);
+    integer_sums<Block, kFine>(blocks, count, x + row * count, height, c + row * kPanel);
+    row += height;
   }
 }
 #else
-inline void quantise(const Linear&, const float*, Quantised*) {}
+inline void quantise(const Linear&, const float*, int64_t, Quantised*) {}
 #endif
 
 // One panel of outputs for all rows into c [rows][32].

@@ -1,8 +1,9 @@
 // Integer products with AVX2, eight outputs at a time.
 //
 // 4-bit weights: one instruction multiplies four inputs with eight outputs' weights, 0 to 15, into sums of 16 bits, which hold a whole
-// block: 16 products of at most 15 * 128. 8-bit weights would not fit; they are multiplied as numbers of 16 bits, two inputs at a time,
-// into sums of 32 bits, and inputs need no halves there.
+// block: 16 products of at most 15 * 128. 8-bit weights would not fit; they are multiplied as words, numbers of 16 bits, two inputs at a
+// time, into sums of 32 bits, and inputs of 16 bits need no halves there. So are 4-bit weights with such inputs, where rows are many:
+// taking the weights apart is more work, but their halves need sums of their own, and two rows' are all that registers hold.
 #pragma once
 
 #include <algorithm>
@@ -18,6 +19,7 @@ namespace {
 
 constexpr int kEight = 8;           // outputs of a register
 constexpr int kPairs = kBlock / 2;  // of inputs
+constexpr int64_t kInHalves = 2;    // most rows whose 16-bit inputs are taken in halves by 4-bit weights
 
 // Block8 for an output two inputs side by side.
 struct Grouped8 {
@@ -50,9 +52,11 @@ inline int32_t reduce(__m256i eight, Reduce&& by) {
   return _mm_cvtsi128_si32(by(four, _mm_shuffle_epi32(four, 0b10110001)));
 }
 
+// One of so many rows that are multiplied together.
 template <typename Block, bool kFine>
-void quantise(const float* x, int64_t inputs, Quantised* to) {
-  constexpr bool kWhole = std::is_same<Block, Grouped8>::value;
+void quantise(const float* x, int64_t inputs, int64_t rows, Quantised* to) {
+  constexpr bool kBytes = std::is_same<Block, Grouped8>::value;
+  const bool words = kBytes || (kFine && rows > kInHalves);
   constexpr float kMost = kFine ? 127 * 256 : 127;
   const __m256 sign = _mm256_set1_ps(-0.0f);
   for (int64_t at = 0; at < inputs; at += kBlock, ++to) {
@@ -74,7 +78,10 @@ void quantise(const float* x, int64_t inputs, Quantised* to) {
       q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + at + i * kEight), by));
       sums = _mm256_add_epi32(sums, q[i]);
     }
-    if (kWhole) {
+    if (words) {
+      if (!kBytes) {
+        for (__m256i& eight : q) eight = _mm256_shuffle_epi32(eight, 0b11011000);  // of four the first and third, then the others
+      }
       put_shorts(to->whole, q);
     } else if (kFine) {
       __m256i upper[4], lower[4];
@@ -112,33 +119,77 @@ inline __m256 before(const float* at, bool first) { return first ? _mm256_setzer
 // Leaves a sum in its register: left alone, the compiler moves it to another with every addition.
 inline void keep(__m256i& sum) { asm("" : "+x"(sum)); }
 
+// Sums of eight outputs and of those 16 further on.
+template <int kRows>
+using Sums = __m256i[kRows][2];
+
+template <int kRows>
+inline void clear(Sums<kRows>& sums) {
+  for (auto& row : sums) row[0] = row[1] = _mm256_setzero_si256();
+}
+
+// 4-bit weights of eight outputs and those 16 further on, four inputs side by side, times a part of the inputs in bytes.
+template <int kRows>
+inline void add_bytes(const Grouped4& block, int from, const Quantised* x, int64_t stride, Sums<kRows>* parts, int count) {
+  const __m256i low_half = _mm256_set1_epi8(15);
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroups; ++g) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block.q[g] + 4 * from));
+    const __m256i weights[2] = {_mm256_and_si256(both, low_half), _mm256_and_si256(_mm256_srli_epi16(both, 4), low_half)};
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int p = 0; p < count; ++p) {
+        const __m256i four = splat_four(x[r * stride].parts[p] + 4 * g);
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h) {
+          parts[p][r][h] = _mm256_add_epi16(parts[p][r][h], _mm256_maddubs_epi16(weights[h], four));
+          keep(parts[p][r][h]);
+        }
+      }
+    }
+  }
+}
+
+// The same in words: of four inputs the first and third, then the others.
+template <int kRows>
+inline void add_words(const Grouped4& block, int from, const Quantised* x, int64_t stride, Sums<kRows>& sums) {
+  const __m256i low = _mm256_set1_epi16(15);
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroups; ++g) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block.q[g] + 4 * from));
+#pragma GCC unroll 2
+    for (int pair = 0; pair < 2; ++pair) {
+      const __m256i weights[2] = {
+          _mm256_and_si256(pair == 0 ? both : _mm256_srli_epi16(both, 8), low),
+          pair == 0 ? _mm256_and_si256(_mm256_srli_epi16(both, 4), low) : _mm256_srli_epi16(both, 12),
+      };
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const __m256i two = splat_four(x[r * stride].whole + 4 * g + 2 * pair);
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h) {
+          sums[r][h] = _mm256_add_epi32(sums[r][h], _mm256_madd_epi16(weights[h], two));
+          keep(sums[r][h]);
+        }
+      }
+    }
+  }
+}
+
 // A block's part of the sums of kRows rows, c [kRows][32]; the rows' blocks lie `stride` apart.
 template <bool kFine, int kRows>
 inline void add_block(const Grouped4& block, const Quantised* x, int64_t stride, bool first, float* c) {
-  constexpr int kParts = kFine ? 2 : 1;
-  const __m256i low_half = _mm256_set1_epi8(15), one = _mm256_set1_epi16(1), upper = _mm256_set1_epi16(kFine ? 256 : 1);
+  constexpr bool kWords = kFine && kRows > kInHalves;
+  constexpr int kParts = kFine && !kWords ? 2 : 1;
+  const __m256i one = _mm256_set1_epi16(1), upper = _mm256_set1_epi16(kFine ? 256 : 1);
   for (int from = 0; from < kLanes; from += kEight) {  // of outputs 0 to 15, and with them of those 16 further on
-    __m256i sums[kRows][kParts][2];
-    for (int r = 0; r < kRows; ++r) {
-      for (int p = 0; p < kParts; ++p) sums[r][p][0] = sums[r][p][1] = _mm256_setzero_si256();
-    }
-#pragma GCC unroll 8
-    for (int g = 0; g < kGroups; ++g) {
-      const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block.q[g] + 4 * from));
-      const __m256i weights[2] = {_mm256_and_si256(both, low_half), _mm256_and_si256(_mm256_srli_epi16(both, 4), low_half)};
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-        for (int p = 0; p < kParts; ++p) {
-          const __m256i four = splat_four(x[r * stride].parts[p] + 4 * g);
-#pragma GCC unroll 2
-          for (int h = 0; h < 2; ++h) {
-            const __m256i found = _mm256_maddubs_epi16(weights[h], four);
-            sums[r][p][h] = _mm256_add_epi16(sums[r][p][h], found);
-            keep(sums[r][p][h]);
-          }
-        }
-      }
+    Sums<kRows> parts[kParts];
+    for (auto& part : parts) clear<kRows>(part);
+    if (kWords) {
+      add_words<kRows>(block, from, x, stride, parts[0]);
+    } else {
+      add_bytes<kRows>(block, from, x, stride, parts, kParts);
     }
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
@@ -146,8 +197,8 @@ inline void add_block(const Grouped4& block, const Quantised* x, int64_t stride,
       const __m256 scale = widen_eight(block.scale + output), minimum = widen_eight(block.minimum + output);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        __m256i dot = _mm256_madd_epi16(sums[r][0][h], upper);
-        if (kFine) dot = _mm256_add_epi32(dot, _mm256_madd_epi16(sums[r][kParts - 1][h], one));
+        __m256i dot = kWords ? parts[0][r][h] : _mm256_madd_epi16(parts[0][r][h], upper);
+        if (kParts == 2) dot = _mm256_add_epi32(dot, _mm256_madd_epi16(parts[kParts - 1][r][h], one));
         const Quantised& own = x[r * stride];
         float* to = c + r * kPanel + output;
         add_eight(dot, _mm256_mul_ps(scale, _mm256_set1_ps(own.scale)),
@@ -203,7 +254,7 @@ void add_blocks(const Block* blocks, int64_t count, const Quantised* x, bool ask
 template <typename Block, bool kFine>
 inline void integer_sums(const Block* blocks, int64_t count, const Quantised* x, int64_t rows, float* c) {
   // As many as have their sums in registers, measured: more would be put aside and fetched again.
-  constexpr int64_t kMost = std::is_same<Block, Grouped8>::value ? 4 : kFine ? 2 : 6;
+  constexpr int64_t kMost = std::is_same<Block, Grouped8>::value ? 4 : 6;
   constexpr void (*kAdd[])(const Block*, int64_t, const Quantised*, bool, float*) = {
       nullptr, add_blocks<Block, kFine, 1>, add_blocks<Block, kFine, 2>,
       add_blocks<Block, kFine, std::min<int>(kMost, 3)>, add_blocks<Block, kFine, std::min<int>(kMost, 4)>,

@@ -31,7 +31,7 @@ inline void put_bytes(int8_t* to, __m512i low, __m512i high) {
 inline __m512i upper_half(__m512i q) { return _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), 8); }
 
 template <typename Block, bool kFine>
-void quantise(const float* x, int64_t inputs, Quantised* to) {
+void quantise(const float* x, int64_t inputs, int64_t, Quantised* to) {
   constexpr float kMost = kFine ? 127 * 256 : 127;
   for (int64_t at = 0; at < inputs; at += kBlock, ++to) {
     const __m512 low = _mm512_loadu_ps(x + at), high = _mm512_loadu_ps(x + at + kLanes);

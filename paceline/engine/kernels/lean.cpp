@@ -73,6 +73,7 @@ constexpr int64_t kPiece = 8;     // blocks of keys: a task of scores where scor
 
 constexpr int64_t kAtOnce = 200;            // lines: what multiplying itself asks for too late when it begins
 constexpr int64_t kMostAhead = 512 * 1024;  // bytes: a part of the second cache
+constexpr int64_t kMostInputs = 256 * 1024;  // bytes of a linear layer's inputs that a thread passes over panel by panel
 
 int64_t block_bytes(int64_t format) {
   switch (format) {
@@ -191,18 +192,18 @@ class Engine {
     speak(batch, own, at);
   }
 
-  // Row r of a linear layer's inputs x as the layer takes it: normed first, where there is a norm.
-  void take_in(const Linear& linear, const float* norm, const float* x, int64_t r, float* normed, Quantised* to) const {
+  // Row r of a linear layer's inputs x [rows] as the layer takes it: normed first, where there is a norm.
+  void take_in(const Linear& linear, const float* norm, const float* x, int64_t r, int64_t rows, float* normed, Quantised* to) const {
     const float* row = x + r * linear.inputs;
     if (norm != nullptr) {
       normalise(row, norm, linear.inputs, model_.epsilon, normed + r * linear.inputs);
       row = normed + r * linear.inputs;
     }
-    if (takes_integers(linear)) quantise(linear, row, to + r * (linear.inputs / kBlock));
+    if (takes_integers(linear)) quantise(linear, row, rows, to + r * (linear.inputs / kBlock));
   }
 
-  // A linear layer over all rows, task(panel) for each panel of it. Many rows are taken in together, a few by each thread for itself:
-  // that costs less than waiting for each other.
+  // A linear layer over all rows, task(panel, rows) for each panel of it and those rows whose inputs stay in the second cache meanwhile.
+  // Many rows are taken in together, a few by each thread for itself: that costs less than waiting for each other.
   template <typename Task, typename Finish>
   void apply(const Batch& batch, const Linear& linear, const float* norm, const float* x, Own& own, int64_t& at,
              Task&& task, Finish&& finish) {
@@ -210,20 +211,32 @@ class Engine {
     float* normed = many ? normed_.data() : own.normed.data();
     Quantised* integers = many ? quantised_.data() : own.quantised.data();
     own.inputs = {norm != nullptr ? normed : x, integers};
-    if (many) phases_.run(at, own.thread, batch.rows, [&](int64_t r) { take_in(linear, norm, x, r, normed, integers); });
+    if (many) phases_.run(at, own.thread, batch.rows, [&](int64_t r) { take_in(linear, norm, x, r, batch.rows, normed, integers); });
+    const int64_t count = panels(linear), parts = (batch.rows + rows_at_once(linear) - 1) / rows_at_once(linear);
     phases_.run(
-        at, own.thread, panels(linear),
+        at, own.thread, count * parts,
         [&] {
-          for (int64_t r = 0; r < batch.rows && !many; ++r) take_in(linear, norm, x, r, normed, integers);
+          for (int64_t r = 0; r < batch.rows && !many; ++r) take_in(linear, norm, x, r, batch.rows, normed, integers);
         },
-        task, finish);
+        [&](int64_t index) {
+          const int64_t part = index / count, first = batch.rows * part / parts;
+          task(index % count, Tile{first, batch.rows * (part + 1) / parts - first});
+        },
+        finish);
   }
 
-  static void product(const Linear& linear, int64_t panel, int64_t rows, Own& own) {
+  static int64_t rows_at_once(const Linear& linear) {
+    const int64_t bytes = takes_integers(linear) ? linear.inputs / kBlock * sizeof(Quantised) : linear.inputs * sizeof(float);
+    return std::max<int64_t>(kMostInputs / bytes, kFewRows);
+  }
+
+  static void product(const Linear& linear, int64_t panel, const Tile& rows, Own& own) {
     if (takes_integers(linear)) {
-      integer_product(linear, panel, own.inputs.integers, rows, own.product.data());
+      const Quantised* x = own.inputs.integers + rows.first * (linear.inputs / kBlock);
+      integer_product(linear, panel, x, rows.rows, own.product.data());
     } else {
-      panel_product(linear, panel, own.inputs.floats, rows, own.product.data(), own.scratch.data());
+      const float* x = own.inputs.floats + rows.first * linear.inputs;
+      panel_product(linear, panel, x, rows.rows, own.product.data(), own.scratch.data());
     }
   }
 
@@ -239,9 +252,9 @@ class Engine {
     const int64_t width = layer.qkv.outputs;
     apply(
         batch, layer.qkv, layer.attention_norm, batch.hidden, own, at,
-        [&](int64_t panel) {
-          product(layer.qkv, panel, batch.rows, own);
-          copy_out(own.product.data(), batch.rows, panel, width, qkv_.data());
+        [&](int64_t panel, const Tile& rows) {
+          product(layer.qkv, panel, rows, own);
+          copy_out(own.product.data(), rows.rows, panel, width, qkv_.data() + rows.first * width);
         },
         [&] { aim(layer.attention_out, own); });
   }
@@ -442,11 +455,11 @@ class Engine {
 
   // hidden += linear(x)
   void add(const Batch& batch, const Linear& linear, const float* x, const Linear& next, Own& own, int64_t& at) {
-    apply(batch, linear, nullptr, x, own, at, [&](int64_t panel) {
-      product(linear, panel, batch.rows, own);
+    apply(batch, linear, nullptr, x, own, at, [&](int64_t panel, const Tile& rows) {
+      product(linear, panel, rows, own);
       const int64_t first = panel * kPanel, count = std::min<int64_t>(kPanel, linear.outputs - first);
-      for (int64_t r = 0; r < batch.rows; ++r) {
-        float* to = batch.hidden + r * linear.outputs + first;
+      for (int64_t r = 0; r < rows.rows; ++r) {
+        float* to = batch.hidden + (rows.first + r) * linear.outputs + first;
         for (int64_t i = 0; i < count; ++i) to[i] += own.product[r * kPanel + i];
       }
     }, [&] { aim(next, own); });
@@ -455,11 +468,12 @@ class Engine {
   void activate(const Batch& batch, const Layer& layer, Own& own, int64_t& at) {
     apply(
         batch, layer.gate_up, layer.mlp_norm, batch.hidden, own, at,
-        [&](int64_t panel) {
-          product(layer.gate_up, panel, batch.rows, own);
-          for (int64_t r = 0; r < batch.rows; ++r) {
+        [&](int64_t panel, const Tile& rows) {
+          product(layer.gate_up, panel, rows, own);
+          for (int64_t r = 0; r < rows.rows; ++r) {
             const float* both = own.product.data() + r * kPanel;
-            store(active_.data() + r * model_.intermediate + panel * kLanes, silu(load(both)) * load(both + kLanes));
+            float* to = active_.data() + (rows.first + r) * model_.intermediate + panel * kLanes;
+            store(to, silu(load(both)) * load(both + kLanes));
           }
         },
         [&] { aim(layer.down, own); });
@@ -473,13 +487,13 @@ class Engine {
       for (int64_t r = 0; r < batch.num_wanted; ++r) {
         normalise(batch.hidden + batch.wanted[r] * model_.hidden, model_.final_norm, model_.hidden, model_.epsilon,
                   normed + r * model_.hidden);
-        take_in(model_.head, nullptr, normed, r, nullptr, own.quantised.data());
+        take_in(model_.head, nullptr, normed, r, batch.num_wanted, nullptr, own.quantised.data());
       }
       own.inputs = {normed, own.quantised.data()};
     };
     if (batch.num_wanted == 0) return;
     phases_.run(at, own.thread, panels(model_.head), norm_wanted, [&](int64_t panel) {
-      product(model_.head, panel, batch.num_wanted, own);
+      product(model_.head, panel, {0, batch.num_wanted}, own);
       copy_out(own.product.data(), batch.num_wanted, panel, model_.head.outputs, batch.logits);
       for (int64_t r = 0; r < batch.num_wanted; ++r) {
         for (int64_t at = 0; at < kPanel; at += kLanes) {
@@ -535,7 +549,7 @@ void paceline_multiply(const Linear* linear, const float* x, int64_t rows, float
   std::vector<Quantised> quantised(rows * (linear->inputs / kBlock + 1));
   if (takes_integers(*linear)) {
     for (int64_t r = 0; r < rows; ++r) {
-      quantise(*linear, x + r * linear->inputs, quantised.data() + r * (linear->inputs / kBlock));
+      quantise(*linear, x + r * linear->inputs, rows, quantised.data() + r * (linear->inputs / kBlock));
     }
   }
   for (int64_t panel = 0; panel < panels(*linear); ++panel) {

@@ -224,6 +224,24 @@ def test_a_sequence_has_the_same_bits_in_any_chunks_and_company(path, threads):
 
 
 @pytest.mark.parametrize("dtype", ["w4a8", "float32"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_more_rows_than_a_linear_layer_takes_at_once(path, dtype, threads):
+    """A prompt whose inputs fill more than the second cache goes through each layer in parts: the bits of small pieces."""
+    before = torch.get_num_threads()
+    try:
+        model = ModelConfig(name=str(path), dtype=dtype, threads=threads)
+        runner = load_runner(model, kv_slots=2, max_context=1000)
+        tokens = ids(1000, 5)
+        slot = runner.kv.acquire()
+        pieces = [
+            runner.forward([Segment(slot, at, tokens[at : at + 50], 50)]) for at in range(0, len(tokens), 50)
+        ]
+        assert torch.equal(whole(runner, tokens), torch.cat(pieces))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", ["w4a8", "float32"])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_however_attention_is_cut_into_tasks(path, dtype, threads):
     """Few rows far down the context, scores in pieces of it, several sequences, more rows than a task takes, copied prefixes of any
