@@ -188,6 +188,7 @@ class DraftService(DraftServiceServicer):
                 one_pass=drafter.one_pass if isinstance(drafter, AheadDrafter) else False,
                 weights_bytes=memory[0],
                 kv_bytes_per_token=memory[1],
+                prompt_tokens=getattr(drafter, "prompt_tokens", 0),
             )
             for name, drafter in self._drafters.items()
             for memory in (getattr(drafter, "memory", (0, 0)),)

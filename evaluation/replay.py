@@ -97,7 +97,14 @@ class Replay:
         self._link = DirectLink(drafters, recording.vocab_size)
         self._drafts.link_up(
             self._link,
-            {name: Offer(drafter.version, drafter.max_context) for name, drafter in drafters.items()},
+            {
+                name: Offer(
+                    drafter.version,
+                    drafter.max_context,
+                    prompt_tokens=getattr(drafter, "prompt_tokens", 0),
+                )
+                for name, drafter in drafters.items()
+            },
         )
         self._num_begun = 0
 

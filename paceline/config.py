@@ -111,6 +111,9 @@ class DrafterConfig(Section):
     """backoff: directory of its table; empty: the one that comes with the project, for smollm2."""
     layers: Annotated[int, Field(ge=0)] = 0
     """model: keep only the first so many layers; 0: all."""
+    prompt_tokens: Annotated[int, Field(ge=0)] | None = None
+    """model, distilled: of a prompt only the last so many tokens are read; 0: all. Unset: what comes with a distilled one (128 for
+    smollm2), else all."""
     seed: int = 0
     """random: key of its guesses."""
     place: Literal["auto", "verify", "draft"] = "auto"

@@ -45,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--each", type=int, default=1000, help="most answers a task")
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        help="read only the last so many of a prompt; 0: all; unset: as its directory says",
+    )
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-cost", action="store_true", help="leave the target unloaded")
@@ -57,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         kv_slots=2,
         max_context=2048,
         tokenizer=tokenizer,
+        prompt_tokens=options.prompt_tokens,
     )
     if options.recorded:
         played = _recorded(options.recorded, options.temperature, options.each)

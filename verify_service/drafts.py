@@ -282,7 +282,8 @@ class Drafts:
             asked.reads_prompt = asked.reads_prompt and not asked.answered
             if hit and kept is not None:
                 self._answered(asked, *kept)
-        unread, asked.mirrored = length - (0 if asked.reads_prompt else asked.mirrored), length
+        unread = self._unread(sequence, 0 if asked.reads_prompt else asked.mirrored)
+        asked.mirrored = length
         asked.k = k
         if k and not wait:
             asked.look_k, asked.look_reads, asked.look_s = k, unread, 0.0
@@ -294,7 +295,15 @@ class Drafts:
     def unread(self, sequence: Sequence) -> int:
         """Tokens of the sequence that its drafter would have to read before it can guess."""
         asked = self._asked.get(sequence.id)
-        known = asked.mirrored if asked is not None and asked.link is not None else 0
+        return self._unread(sequence, asked.mirrored if asked is not None and asked.link is not None else 0)
+
+    def _unread(self, sequence: Sequence, known: int) -> int:
+        """Of a sequence whose first ``known`` tokens the drafter has."""
+        prompt_len, drafter = len(sequence.spec.prompt_ids), sequence.spec.plan.drafter
+        if known < prompt_len:
+            offers = (link.drafters.get(drafter) for link in self._links.values())
+            read = [offer.prompt_tokens or prompt_len for offer in offers if offer is not None]
+            known = max(known, prompt_len - max(read, default=prompt_len))
         return len(sequence.tokens) - known
 
     def looked(self, sequence: Sequence) -> Look | None:

@@ -155,6 +155,7 @@ class LinkClient:
                     min(offer.max_level, MAX_LEVEL),
                     offer.one_pass,
                     self._shares(welcome.host, offer.device),
+                    offer.prompt_tokens,
                 )
                 for offer in welcome.drafters
             },

@@ -34,6 +34,7 @@ class Offer:
     max_level: int = 0
     one_pass: bool = False
     shared: bool = True
+    prompt_tokens: int = 0  # of a prompt it reads only the last so many; 0: all
 
 
 class Refusal(Enum):

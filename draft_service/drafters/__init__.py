@@ -57,6 +57,7 @@ def _model(name: str, entry: DrafterConfig, config: PacelineConfig, tokenizer: T
         max_context=config.draft.max_context,
         tokenizer=tokenizer,
         top_m=config.draft.top_m,
+        prompt_tokens=entry.prompt_tokens or 0,
     )
 
 
@@ -81,6 +82,7 @@ def _distilled(name: str, entry: DrafterConfig, config: PacelineConfig, tokenize
         max_context=config.draft.max_context,
         tokenizer=tokenizer,
         top_m=config.draft.top_m,
+        prompt_tokens=entry.prompt_tokens,
     )
 
 

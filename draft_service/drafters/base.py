@@ -124,6 +124,19 @@ class Tidying(Protocol):
         """Do a piece of it (under 0.1 ms for a quick drafter); whether there is more. Called after a close."""
 
 
+@runtime_checkable
+class Skipping(Protocol):
+    """A drafter that leaves out the beginning of a long prompt."""
+
+    def skipped(self, prompt_len: int) -> int:
+        """How many tokens of such a prompt it never reads. From any thread."""
+
+
+def skipped(drafter: Drafter, prompt_len: int) -> int:
+    """How many tokens of a prompt the drafter never reads."""
+    return drafter.skipped(prompt_len) if isinstance(drafter, Skipping) else 0
+
+
 def tidy(drafter: Drafter) -> bool:
     """A piece of the drafter's own work, if it has such; whether there is more."""
     return isinstance(drafter, Tidying) and drafter.tidy()

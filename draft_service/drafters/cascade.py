@@ -25,6 +25,7 @@ from draft_service.drafters.base import (
     Pass,
     Sampled,
     Weighing,
+    skipped,
     tidy,
 )
 from draft_service.drafters.prospects import Record, RoundTime, Track, bucket_of
@@ -63,9 +64,10 @@ class _Member:
         return track.survival(request.k)
 
     def num_unread(self, request: DraftRequest) -> int:
-        """Tokens of the sequence that it has not seen. From any thread."""
+        """Tokens of the sequence that it has yet to read. From any thread."""
         track = self.tracks.get(request.handle)
-        return len(request.token_ids) - (track.num_read if track is not None else 0)
+        num_read = track.num_read if track is not None else 0
+        return len(request.token_ids) - max(num_read, skipped(self.drafter, request.prompt_len))
 
 
 def _open_all(members: Sequence[_Member], handle: int) -> None:
@@ -232,6 +234,9 @@ class Cascade:
         here = [member for member in members if member.name not in beside]
         self._quick = [_Member(member) for member in here if not member.slow]
         slow = [_Member(member) for member in here if member.slow]
+        read = [getattr(member.drafter, "prompt_tokens", 0) for member in slow]
+        self.prompt_tokens = max(read) if read and all(read) else 0
+        """Of a prompt no slow member reads more than the last so many tokens; 0: one reads all."""
         self._clock = clock
         self._rounds = RoundTime()
         self.slower = Slower(name, self.version, slow, self._rounds, clock) if slow else None

@@ -5,8 +5,9 @@ It drafts as any model does; only its directory is special (see ``paceline.engin
 
 from draft_service.drafters.model import ModelDrafter
 from paceline.config import DEFAULT_TOP_M, ModelConfig
-from paceline.engine.distilled import load_distilled
+from paceline.engine.distilled import load_distilled, told_prompt_tokens
 from paceline.errors import ConfigError
+from paceline.model_store import resolve_model_dir
 from paceline.tokenizer import Tokenizer
 
 
@@ -18,10 +19,11 @@ def load_distilled_drafter(
     max_context: int,
     tokenizer: Tokenizer,
     top_m: int = DEFAULT_TOP_M,
+    prompt_tokens: int | None = None,
 ) -> ModelDrafter:
     """The drafter of one settings entry. Blocks while it loads.
 
-    ``tokenizer`` is the target's. Raises ConfigError where the drafter was made for a target with another one.
+    ``tokenizer`` is the target's. ``prompt_tokens`` None: as its own directory says. Raises ConfigError where the drafter was made for a target with another one.
     """
     runner = load_distilled(model, kv_slots=kv_slots, max_context=max_context)
     if runner.info.tokenizer_fingerprint != tokenizer.fingerprint:
@@ -29,4 +31,8 @@ def load_distilled_drafter(
             f"draft.drafters.{name}: {model.name!r} was made for a target with tokenizer "
             f"{runner.info.tokenizer_fingerprint[:16]}, the target served has {tokenizer.fingerprint[:16]}"
         )
-    return ModelDrafter(name, runner, version=runner.info.fingerprint[:16], top_m=top_m)
+    if prompt_tokens is None:
+        prompt_tokens = told_prompt_tokens(resolve_model_dir(model.name))
+    return ModelDrafter(
+        name, runner, version=runner.info.fingerprint[:16], top_m=top_m, prompt_tokens=prompt_tokens
+    )

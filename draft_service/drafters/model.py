@@ -9,6 +9,10 @@ then commits decides how much of it stays:
     confirmed  P P P P a x          the verifier took a and put x for b
     kept       P P P P a            truncate; x is read next, and its logits give the next guess
 
+Of a long prompt only the end is read where ``prompt_tokens`` says so: what a small model makes of more is worth less than its time.
+Then the KV holds the sequence from some token on, which follows from the length of the prompt alone: opened anew later, a
+sequence has the same guesses.
+
 Drafting ahead at level 2 reads the block once more, with all its logits, for the likeliest outcomes; each outcome then
 goes on in a KV slot of its own, which starts as a copy. Such slots are lent: a new sequence takes them back.
 """
@@ -37,25 +41,30 @@ _CHUNK_BESIDE = 64
 
 @dataclass(slots=True)
 class _Slot:
-    """The KV slot of one sequence. ``read_ids`` are the tokens in it, the first ``num_confirmed`` beyond doubt."""
+    """The KV slot of one sequence. ``read_ids`` are the tokens in it, the first ``num_confirmed`` beyond doubt.
+
+    They are those of the sequence behind its first ``num_skipped``, which are never read.
+    """
 
     slot: int
+    num_skipped: int = 0
     read_ids: list[int] = field(default_factory=list)
     num_confirmed: int = 0
     sampling: SamplingParams | None = None
 
     def keep_agreed(self, token_ids: Sequence[int], num_hypothetical: int = 0) -> int:
-        """Forget what was read and is not among ``token_ids``; the number of tokens that stay.
+        """Forget what was read and is not among ``token_ids``; the number of tokens that stay in the slot.
 
         At least one token stays unread: its logits give the first guess. What is hypothetical is not confirmed.
         """
         agreed: int = self.num_confirmed
-        most = min(len(self.read_ids), len(token_ids) - 1)
-        while agreed < most and self.read_ids[agreed] == token_ids[agreed]:
+        skipped = self.num_skipped
+        most = min(len(self.read_ids), len(token_ids) - skipped - 1)
+        while agreed < most and self.read_ids[agreed] == token_ids[skipped + agreed]:
             agreed += 1
         agreed = min(agreed, most)
         del self.read_ids[agreed:]
-        self.num_confirmed = min(agreed, len(token_ids) - num_hypothetical)
+        self.num_confirmed = min(agreed, len(token_ids) - skipped - num_hypothetical)
         return agreed
 
 
@@ -121,10 +130,14 @@ class ModelDrafter:
     max_level = 2
     one_pass = False
 
-    def __init__(self, name: str, runner: Runner, *, version: str, top_m: int = DEFAULT_TOP_M) -> None:
+    def __init__(
+        self, name: str, runner: Runner, *, version: str, top_m: int = DEFAULT_TOP_M, prompt_tokens: int = 0
+    ) -> None:
         native_contenders()  # compiled now, not at the first draw
         self.name = name
-        self.version = version
+        self.version = version + (f"-{prompt_tokens}p" if prompt_tokens else "")  # other guesses
+        self.prompt_tokens = prompt_tokens
+        """Of a prompt only the last so many tokens are read; 0: all."""
         self.max_context = min(runner.info.max_context, runner.kv.capacity)
         self._runner = runner
         self._eos_ids = frozenset(runner.eos_token_ids)
@@ -187,7 +200,7 @@ class ModelDrafter:
     @torch.inference_mode()
     def foretell(self, request: DraftRequest, following: Sequence[int]) -> list[int] | None:
         """See ``draft_service.scoring.Foretelling``: one forward, of a prompt only a chunk."""
-        slot, own_vocab = self._slots[request.handle], self._runner.info.vocab_size
+        slot, own_vocab = self._slot_of(request), self._runner.info.vocab_size
         if slot.sampling is None:
             slot.sampling = _readable(request.sampling, own_vocab)
         tokens = [*request.token_ids, *following[:-1]]
@@ -196,12 +209,15 @@ class ModelDrafter:
         count = min(len(following), end - known)
         if count < 1:
             return []
-        kept = min(slot.keep_agreed(tokens), known)
+        skip = slot.num_skipped
+        kept = min(slot.keep_agreed(tokens), known - skip)
         self._runner.kv.truncate(slot.slot, kept)
         del slot.read_ids[kept:]
         slot.num_confirmed = min(slot.num_confirmed, kept)
-        reads_prompt = known - kept > _CHUNK_BESIDE
-        unread = tokens[kept : kept + _CHUNK_BESIDE] if reads_prompt else tokens[kept : known + count]
+        reads_prompt = known - skip - kept > _CHUNK_BESIDE
+        unread = (
+            tokens[skip + kept :][:_CHUNK_BESIDE] if reads_prompt else tokens[skip + kept : known + count]
+        )
         try:
             logits = self._runner.forward([Segment(slot.slot, kept, unread, 0 if reads_prompt else count)])
         except BaseException:
@@ -259,14 +275,14 @@ class ModelDrafter:
 
     def _reread(self, enumeration: Enumeration) -> Segment:
         """The last confirmed token and the block once more: their logits are those of every accepted length."""
-        request, slot = enumeration.request, self._slots[enumeration.request.handle]
-        known = len(request.token_ids) - 1
+        request, slot = enumeration.request, self._slot_of(enumeration.request)
+        known = len(request.token_ids) - slot.num_skipped - 1
         tokens = [*request.token_ids, *enumeration.block]
         kept = min(slot.keep_agreed(tokens, len(enumeration.block)), known)
         del slot.read_ids[kept:]
         slot.num_confirmed = min(slot.num_confirmed, kept)
         self._runner.kv.truncate(slot.slot, kept)
-        unread = tokens[kept:]
+        unread = tokens[slot.num_skipped + kept :]
         slot.read_ids += unread
         return Segment(slot.slot, kept, unread, len(enumeration.block) + 1)
 
@@ -275,7 +291,7 @@ class ModelDrafter:
         request, block = enumeration.request, enumeration.block
         logits[:, request.vocab_size :] = -torch.inf
         rows = [self._row_behind(request, block[:accepted]) for accepted in range(len(block) + 1)]
-        source = self._slots[request.handle].slot
+        source = self._slots[request.handle]
         lent = self._lent.setdefault(request.handle, [])
         for accepted, candidates in enumerate(likeliest(logits, rows, enumeration.fan + 1)):
             guessed = block[accepted] if accepted < len(block) else None
@@ -285,7 +301,8 @@ class ModelDrafter:
                 slot = self._runner.kv.acquire() if token not in self._eos_ids else None
                 if slot is not None:
                     branch.ended = False
-                    self._runner.kv.copy_prefix(source, slot, len(request.token_ids) + accepted)
+                    read = len(request.token_ids) - source.num_skipped + accepted
+                    self._runner.kv.copy_prefix(source.slot, slot, read)
                     lent.append(_Ahead(slot, branch))
 
     def _row_behind(self, request: DraftRequest, guesses: Sequence[int]) -> TokenRow:
@@ -298,14 +315,23 @@ class ModelDrafter:
 
     # --- steps ------------------------------------------------------------------------------------------------
 
+    def skipped(self, prompt_len: int) -> int:
+        """See Skipping."""
+        return max(prompt_len - self.prompt_tokens, 0) if self.prompt_tokens else 0
+
+    def _slot_of(self, request: DraftRequest) -> _Slot:
+        slot = self._slots[request.handle]
+        slot.num_skipped = self.skipped(request.prompt_len)
+        return slot
+
     def _reconciled(self, request: DraftRequest) -> _Draft:
         """Cut the KV to what the verifier confirmed."""
-        slot = self._slots[request.handle]
+        slot = self._slot_of(request)
         kept = slot.keep_agreed(request.token_ids, request.num_hypothetical)
         self._runner.kv.truncate(slot.slot, kept)
         if slot.sampling is None:
             slot.sampling = _readable(request.sampling, self._runner.info.vocab_size)
-        unread_ids = request.token_ids[kept:]
+        unread_ids = request.token_ids[slot.num_skipped + kept :]
         # A row of the target's head that this model has not got (padding): nothing sensible can follow.
         unreadable = max(unread_ids) >= self._runner.info.vocab_size
         return _Draft(request, slot, slot.sampling, unread_ids, ended=unreadable)
@@ -399,6 +425,7 @@ def load_model_drafter(
     max_context: int,
     tokenizer: Tokenizer,
     top_m: int = DEFAULT_TOP_M,
+    prompt_tokens: int = 0,
 ) -> ModelDrafter:
     """The drafter of one settings entry. Blocks while the model loads.
 
@@ -413,4 +440,4 @@ def load_model_drafter(
         )
     runner = load_runner(model, kv_slots=kv_slots, max_context=max_context, layers=layers)
     version = runner.info.fingerprint[:16] + (f"-{layers}L" if layers else "")
-    return ModelDrafter(name, runner, version=version, top_m=top_m)
+    return ModelDrafter(name, runner, version=version, top_m=top_m, prompt_tokens=prompt_tokens)

@@ -1,7 +1,8 @@
 """Directories of distilled drafters: few layers, a head over few tokens, the target's own embedding borrowed.
 
     config.json         sizes, as transformers writes them; the vocabulary is the target's
-    drafter.json        {"target": name of the model whose embedding it reads, ...}
+    drafter.json        {"target": name of the model whose embedding it reads,
+                         "prompt_tokens": how many of a prompt's last tokens it is to read, without it all, ...}
     model.safetensors   layers, norm and head, in blocks where that was chosen, and head_ids: which tokens the head knows
 
 Logits come over the target's whole vocabulary, -inf where the head knows nothing: biases, penalties and noise go by
@@ -79,11 +80,25 @@ class DistilledCheckpoint(Checkpoint):
         return super().get(name, *shape)
 
 
+def _settings(directory: Path) -> Any:
+    return json.loads((directory / _SETTINGS).read_text(encoding="utf-8"))
+
+
+def told_prompt_tokens(directory: Path) -> int:
+    """How many of a prompt's last tokens the drafter in ``directory`` is to read, 0: all. Raises ConfigError."""
+    told = _settings(directory).get("prompt_tokens", 0)
+    if type(told) is not int or told < 0:
+        raise ConfigError(
+            f"{directory / _SETTINGS}: prompt_tokens is {told!r}, expected a number of tokens or 0"
+        )
+    return told
+
+
 def load_distilled(model: ModelConfig, *, kv_slots: int, max_context: int) -> LeanRunner:
     """The lean runner of the directory ``model.name``. Raises ConfigError for one that cannot be used."""
     directory = resolve_model_dir(model.name)
     try:
-        settings = json.loads((directory / _SETTINGS).read_text(encoding="utf-8"))
+        settings = _settings(directory)
         config = transformers.AutoConfig.from_pretrained(directory)
         target = open_model(model.model_copy(update={"name": settings["target"]}))
     except (OSError, ValueError, KeyError) as error:

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/draft.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"l\n\x0bLinkRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.paceline.v1.LinkHelloH\x00\x12)\n\x06update\x18\x02 \x01(\x0b\x32\x17.paceline.v1.LinkUpdateH\x00\x42\t\n\x07message\"Q\n\tLinkHello\x12\x11\n\tverify_id\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\"\x90\x01\n\nLinkUpdate\x12(\n\x05opens\x18\x01 \x03(\x0b\x32\x19.paceline.v1.SequenceOpen\x12,\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x1b.paceline.v1.SequenceCommit\x12*\n\x06\x63loses\x18\x03 \x03(\x0b\x32\x1a.paceline.v1.SequenceClose\"\x9c\x02\n\x0cSequenceOpen\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x12\n\nprompt_len\x18\x05 \x01(\r\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\t\n\x01k\x18\x07 \x01(\r\x12\r\n\x05round\x18\x08 \x01(\r\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\'\n\x03law\x18\n \x01(\x0e\x32\x1a.paceline.v1.AcceptanceLaw\x12\r\n\x05scope\x18\r \x01(\t\x12\r\n\x05level\x18\x0b \x01(\r\x12\x0b\n\x03\x66\x61n\x18\x0c \x01(\r\"\x8f\x01\n\x0eSequenceCommit\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\t\n\x01k\x18\x05 \x01(\r\x12\r\n\x05round\x18\x06 \x01(\r\x12\r\n\x05level\x18\x07 \x01(\r\x12\x0b\n\x03\x66\x61n\x18\x08 \x01(\r\"3\n\rSequenceClose\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"w\n\x0cLinkResponse\x12+\n\x07welcome\x18\x01 \x01(\x0b\x32\x18.paceline.v1.LinkWelcomeH\x00\x12/\n\tproposals\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.LinkProposalsH\x00\x42\t\n\x07message\"\xaa\x01\n\x0c\x44rafterOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0bmax_context\x18\x03 \x01(\r\x12\x11\n\tmax_level\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x10\n\x08one_pass\x18\x06 \x01(\x08\x12\x15\n\rweights_bytes\x18\x07 \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x08 \x01(\x04\"Z\n\x0bLinkWelcome\x12\x10\n\x08\x64raft_id\x18\x01 \x01(\t\x12+\n\x08\x64rafters\x18\x02 \x03(\x0b\x32\x19.paceline.v1.DrafterOffer\x12\x0c\n\x04host\x18\x03 \x01(\t\"i\n\rLinkProposals\x12(\n\tproposals\x18\x01 \x03(\x0b\x32\x15.paceline.v1.Proposal\x12.\n\x08refusals\x18\x02 \x03(\x0b\x32\x1c.paceline.v1.SequenceRefusal\"=\n\x11\x44raftDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x02\"\xd6\x01\n\x08Proposal\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\x12\x0f\n\x07\x64raft_s\x18\x06 \x01(\x01\x12\x13\n\x0bresidence_s\x18\x07 \x01(\x01\x12\x35\n\rdistributions\x18\x08 \x03(\x0b\x32\x1e.paceline.v1.DraftDistribution\x12\x13\n\x0b\x61ssumed_ids\x18\t \x03(\r\"r\n\x0fSequenceRefusal\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12*\n\x06reason\x18\x03 \x01(\x0e\x32\x1a.paceline.v1.RefusalReason\x12\x0f\n\x07message\x18\x04 \x01(\t*\xe7\x01\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1eREFUSAL_REASON_UNKNOWN_DRAFTER\x10\x01\x12\x1b\n\x17REFUSAL_REASON_CAPACITY\x10\x02\x12\x1a\n\x16REFUSAL_REASON_CONTEXT\x10\x03\x12\x1e\n\x1aREFUSAL_REASON_OUT_OF_SYNC\x10\x04\x12\x1c\n\x18REFUSAL_REASON_MALFORMED\x10\x05\x12\x1b\n\x17REFUSAL_REASON_INTERNAL\x10\x06\x32O\n\x0c\x44raftService\x12?\n\x04Link\x12\x18.paceline.v1.LinkRequest\x1a\x19.paceline.v1.LinkResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/draft.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"l\n\x0bLinkRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.paceline.v1.LinkHelloH\x00\x12)\n\x06update\x18\x02 \x01(\x0b\x32\x17.paceline.v1.LinkUpdateH\x00\x42\t\n\x07message\"Q\n\tLinkHello\x12\x11\n\tverify_id\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\"\x90\x01\n\nLinkUpdate\x12(\n\x05opens\x18\x01 \x03(\x0b\x32\x19.paceline.v1.SequenceOpen\x12,\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x1b.paceline.v1.SequenceCommit\x12*\n\x06\x63loses\x18\x03 \x03(\x0b\x32\x1a.paceline.v1.SequenceClose\"\x9c\x02\n\x0cSequenceOpen\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x12\n\nprompt_len\x18\x05 \x01(\r\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\t\n\x01k\x18\x07 \x01(\r\x12\r\n\x05round\x18\x08 \x01(\r\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\'\n\x03law\x18\n \x01(\x0e\x32\x1a.paceline.v1.AcceptanceLaw\x12\r\n\x05scope\x18\r \x01(\t\x12\r\n\x05level\x18\x0b \x01(\r\x12\x0b\n\x03\x66\x61n\x18\x0c \x01(\r\"\x8f\x01\n\x0eSequenceCommit\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\t\n\x01k\x18\x05 \x01(\r\x12\r\n\x05round\x18\x06 \x01(\r\x12\r\n\x05level\x18\x07 \x01(\r\x12\x0b\n\x03\x66\x61n\x18\x08 \x01(\r\"3\n\rSequenceClose\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"w\n\x0cLinkResponse\x12+\n\x07welcome\x18\x01 \x01(\x0b\x32\x18.paceline.v1.LinkWelcomeH\x00\x12/\n\tproposals\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.LinkProposalsH\x00\x42\t\n\x07message\"\xc1\x01\n\x0c\x44rafterOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0bmax_context\x18\x03 \x01(\r\x12\x11\n\tmax_level\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x10\n\x08one_pass\x18\x06 \x01(\x08\x12\x15\n\rweights_bytes\x18\x07 \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x08 \x01(\x04\x12\x15\n\rprompt_tokens\x18\t \x01(\r\"Z\n\x0bLinkWelcome\x12\x10\n\x08\x64raft_id\x18\x01 \x01(\t\x12+\n\x08\x64rafters\x18\x02 \x03(\x0b\x32\x19.paceline.v1.DrafterOffer\x12\x0c\n\x04host\x18\x03 \x01(\t\"i\n\rLinkProposals\x12(\n\tproposals\x18\x01 \x03(\x0b\x32\x15.paceline.v1.Proposal\x12.\n\x08refusals\x18\x02 \x03(\x0b\x32\x1c.paceline.v1.SequenceRefusal\"=\n\x11\x44raftDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x02\"\xd6\x01\n\x08Proposal\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\x12\x0f\n\x07\x64raft_s\x18\x06 \x01(\x01\x12\x13\n\x0bresidence_s\x18\x07 \x01(\x01\x12\x35\n\rdistributions\x18\x08 \x03(\x0b\x32\x1e.paceline.v1.DraftDistribution\x12\x13\n\x0b\x61ssumed_ids\x18\t \x03(\r\"r\n\x0fSequenceRefusal\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12*\n\x06reason\x18\x03 \x01(\x0e\x32\x1a.paceline.v1.RefusalReason\x12\x0f\n\x07message\x18\x04 \x01(\t*\xe7\x01\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1eREFUSAL_REASON_UNKNOWN_DRAFTER\x10\x01\x12\x1b\n\x17REFUSAL_REASON_CAPACITY\x10\x02\x12\x1a\n\x16REFUSAL_REASON_CONTEXT\x10\x03\x12\x1e\n\x1aREFUSAL_REASON_OUT_OF_SYNC\x10\x04\x12\x1c\n\x18REFUSAL_REASON_MALFORMED\x10\x05\x12\x1b\n\x17REFUSAL_REASON_INTERNAL\x10\x06\x32O\n\x0c\x44raftService\x12?\n\x04Link\x12\x18.paceline.v1.LinkRequest\x1a\x19.paceline.v1.LinkResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.draft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REFUSALREASON']._serialized_start=1782
-  _globals['_REFUSALREASON']._serialized_end=2013
+  _globals['_REFUSALREASON']._serialized_start=1805
+  _globals['_REFUSALREASON']._serialized_end=2036
   _globals['_LINKREQUEST']._serialized_start=66
   _globals['_LINKREQUEST']._serialized_end=174
   _globals['_LINKHELLO']._serialized_start=176
@@ -49,17 +49,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LINKRESPONSE']._serialized_start=892
   _globals['_LINKRESPONSE']._serialized_end=1011
   _globals['_DRAFTEROFFER']._serialized_start=1014
-  _globals['_DRAFTEROFFER']._serialized_end=1184
-  _globals['_LINKWELCOME']._serialized_start=1186
-  _globals['_LINKWELCOME']._serialized_end=1276
-  _globals['_LINKPROPOSALS']._serialized_start=1278
-  _globals['_LINKPROPOSALS']._serialized_end=1383
-  _globals['_DRAFTDISTRIBUTION']._serialized_start=1385
-  _globals['_DRAFTDISTRIBUTION']._serialized_end=1446
-  _globals['_PROPOSAL']._serialized_start=1449
-  _globals['_PROPOSAL']._serialized_end=1663
-  _globals['_SEQUENCEREFUSAL']._serialized_start=1665
-  _globals['_SEQUENCEREFUSAL']._serialized_end=1779
-  _globals['_DRAFTSERVICE']._serialized_start=2015
-  _globals['_DRAFTSERVICE']._serialized_end=2094
+  _globals['_DRAFTEROFFER']._serialized_end=1207
+  _globals['_LINKWELCOME']._serialized_start=1209
+  _globals['_LINKWELCOME']._serialized_end=1299
+  _globals['_LINKPROPOSALS']._serialized_start=1301
+  _globals['_LINKPROPOSALS']._serialized_end=1406
+  _globals['_DRAFTDISTRIBUTION']._serialized_start=1408
+  _globals['_DRAFTDISTRIBUTION']._serialized_end=1469
+  _globals['_PROPOSAL']._serialized_start=1472
+  _globals['_PROPOSAL']._serialized_end=1686
+  _globals['_SEQUENCEREFUSAL']._serialized_start=1688
+  _globals['_SEQUENCEREFUSAL']._serialized_end=1802
+  _globals['_DRAFTSERVICE']._serialized_start=2038
+  _globals['_DRAFTSERVICE']._serialized_end=2117
 # @@protoc_insertion_point(module_scope)

@@ -362,6 +362,7 @@ class DrafterOffer(_message.Message):
     ONE_PASS_FIELD_NUMBER: _builtins.int
     WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name."""
     version: _builtins.str
@@ -378,6 +379,8 @@ class DrafterOffer(_message.Message):
     """Its weights; 0: next to nothing."""
     kv_bytes_per_token: _builtins.int
     """What it holds of each token of each sequence that it mirrors."""
+    prompt_tokens: _builtins.int
+    """Of a prompt it reads only the last so many tokens; 0: all."""
     def __init__(
         self,
         *,
@@ -389,10 +392,11 @@ class DrafterOffer(_message.Message):
         one_pass: _builtins.bool = ...,
         weights_bytes: _builtins.int = ...,
         kv_bytes_per_token: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "kv_bytes_per_token", b"kv_bytes_per_token", "max_context", b"max_context", "max_level", b"max_level", "name", b"name", "one_pass", b"one_pass", "version", b"version", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "kv_bytes_per_token", b"kv_bytes_per_token", "max_context", b"max_context", "max_level", b"max_level", "name", b"name", "one_pass", b"one_pass", "prompt_tokens", b"prompt_tokens", "version", b"version", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,7 +40,7 @@ def directory(tmp_path_factory):
     return tiny_model_dir(tmp_path_factory.mktemp("models") / "tiny", seed=1)
 
 
-def load(directory, *, kv_slots=8, max_context=CONTEXT, tokenizer=None, layers=0):
+def load(directory, *, kv_slots=8, max_context=CONTEXT, tokenizer=None, layers=0, prompt_tokens=0):
     return load_model_drafter(
         "self",
         model_config(directory),
@@ -48,6 +48,7 @@ def load(directory, *, kv_slots=8, max_context=CONTEXT, tokenizer=None, layers=0
         kv_slots=kv_slots,
         max_context=max_context,
         tokenizer=tokenizer or Tokenizer.load(directory),
+        prompt_tokens=prompt_tokens,
     )
 
 
@@ -94,6 +95,64 @@ def through(drafter, batch):
         steps += 1
         assert steps < 100
     return [done[r.handle] for r in batch], steps
+
+
+# ---- Only the end of a long prompt ----
+
+
+def short_sighted(directory, prompt, output, params, num_guesses, *, read=20):
+    """What the model says of the last ``read`` tokens of the prompt and what follows, with the noise of the whole."""
+    runner = load_runner(model_config(directory), kv_slots=1, max_context=1024)
+    slot, guesses = runner.kv.acquire(), []
+    unread = [*prompt[-read:], *output]
+    for _ in range(num_guesses):
+        logits = runner.forward([Segment(slot, runner.kv.length(slot), unread, 1)])
+        row = TokenRow(params, len(prompt) + len(output) + len(guesses), prompt, [*output, *guesses])
+        unread = choose(logits, [row])
+        guesses += unread
+    return guesses
+
+
+@pytest.mark.parametrize("kind", PARAMS)
+@pytest.mark.parametrize("length", [5, 20, 21, 90, 200])
+def test_of_a_long_prompt_only_the_end_is_read(directory, kind, length):
+    """At once, later with more output, after wrong guesses, and opened anew: always the guesses of the same tokens."""
+    params, prompt, output = PARAMS[kind], prompt_of(length, seed=3), prompt_of(12, seed=4)
+    drafter = load(directory, prompt_tokens=20)
+    drafter.open(1)
+    for known in (1, 2, 7, 12):  # the guesses in between are hardly ever right
+        expected = short_sighted(directory, prompt, output[:known], params, 4)
+        asked = request(1, [*prompt, *output[:known]], length, params=params)
+        assert through(drafter, [asked])[0] == [expected]
+    drafter.open(2)
+    assert through(drafter, [request(2, [*prompt, *output], length, params=params)])[0] == [expected]
+    assert drafter._runner.kv.length(drafter._slots[2].slot) <= 20 + len(output) + 4
+
+
+def test_a_prompt_cut_short_is_foretold_and_enumerated_like_it_is_drafted(directory):
+    """One forward over known text gives what rounds along it gave; level 2 goes on where the block ends."""
+    prompt, params = prompt_of(150, seed=5), PARAMS["sampled"]
+    drafter = load(directory, prompt_tokens=20)
+    drafter.open(1)
+    following = short_sighted(directory, prompt, [], params, 9)
+    foretold = None
+    while foretold is None:
+        foretold = drafter.foretell(request(1, prompt, params=params), following)
+    assert foretold == following
+    block = through(drafter, [request(1, prompt, params=params, k=4)])[0][0]
+    assert block == following[:4]
+    enumeration = Enumeration(request(1, prompt, params=params, k=3), block, 1)
+    for _ in range(6):
+        drafter.enumerate([enumeration])
+    whole = next(branch for branch in enumeration.branches if branch.assumed == tuple(following[:5]))
+    assert whole.guesses == following[5:8]
+
+
+def test_the_end_of_the_prompt_is_part_of_the_version(directory):
+    """Other guesses, other statistics; and what is never read is nothing to catch up on."""
+    whole, cut = load(directory), load(directory, prompt_tokens=20)
+    assert cut.version == f"{whole.version}-20p"
+    assert [whole.skipped(90), cut.skipped(90), cut.skipped(20)] == [0, 70, 0]
 
 
 @pytest.mark.parametrize("kind", PARAMS)

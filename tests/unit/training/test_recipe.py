@@ -1,6 +1,7 @@
 """The whole recipe on a tiny target that is no Llama: answers, training, export, loading, drafting."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,42 @@ def test_served_numbers_are_those_of_the_trainer(made, tmp_path):
     assert found.isfinite().sum() == len(ids) * len(saved["vocab_ids"])
     torch.testing.assert_close(inside, expected, atol=1e-3, rtol=1e-3)
     assert "128 tokens" in runner.info.runner_reason
+
+
+@pytest.mark.parametrize(
+    ("told", "given", "read"), [(None, None, 0), (12, None, 12), (12, 0, 0), (12, 30, 30)]
+)
+def test_how_much_of_a_prompt_it_reads(made, tmp_path, told, given, read):
+    """What its directory says, unless the settings say otherwise; all of it where nobody says anything."""
+    target, directory = made[0], told_of(made[2], tmp_path, {} if told is None else {"prompt_tokens": told})
+    drafter = from_settings(target, directory, prompt_tokens=given)
+    assert drafter.skipped(100) == (100 - read if read else 0)
+    assert drafter.version.endswith(f"-{read}p") == bool(read)
+
+
+@pytest.mark.parametrize("told", [-1, "128", 1.5, True, None])
+def test_a_directory_that_says_nonsense_of_it_is_refused(made, tmp_path, told):
+    """By the file and the name, with the value."""
+    directory = told_of(made[2], tmp_path, {"prompt_tokens": told})
+    with pytest.raises(ConfigError, match=rf"drafter\.json: prompt_tokens is {told!r}"):
+        from_settings(made[0], directory)
+
+
+def told_of(made_in, tmp_path, settings):
+    """A copy of a drafter's directory whose drafter.json says this as well."""
+    directory = tmp_path / "told"
+    shutil.copytree(made_in, directory)
+    about = json.loads((directory / "drafter.json").read_text())
+    (directory / "drafter.json").write_text(json.dumps(about | settings))
+    return directory
+
+
+def from_settings(target, directory, **settings):
+    model = ModelConfig(name=str(directory), dtype="float32")
+    entry = DrafterConfig(kind="distilled", model=model, **settings)
+    draft = {"drafters": {"own": entry.model_dump()}, "max_context": 256}
+    config = PacelineConfig.model_validate({"model": {"name": str(target)}, "draft": draft})
+    return build_drafters(config, Tokenizer.load(target))["own"]
 
 
 def test_it_drafts_from_one_entry_of_the_settings(made):

@@ -68,6 +68,21 @@ def sequence(plan: Plan | None = None, sequence_id: int = 1) -> Sequence:
     return seq
 
 
+@pytest.mark.parametrize(
+    ("reads", "unread"), [((), 4), ((0,), 4), ((2,), 3), ((2, 0), 4), ((2, 1), 3), ((9,), 4)]
+)
+def test_what_a_drafter_never_reads_is_not_unread(reads: tuple[int, ...], unread: int) -> None:
+    """Of a prompt only its last tokens, where every replica of the drafter says so; and once it has them, what came since."""
+    drafts = Drafts(vocab_size=50, wait_s=WAIT_S, clock=Clock())
+    for number, prompt_tokens in enumerate(reads):
+        drafts.link_up(Port(str(number)), {"ngram": Offer("1", prompt_tokens=prompt_tokens)})
+    seq = sequence()
+    assert drafts.unread(seq) == unread
+    if reads:
+        drafts.advance(seq, 1, 2)
+        assert drafts.unread(seq) == 0
+
+
 def up(drafts: Drafts, endpoint: str = "a") -> Port:
     port = Port(endpoint)
     drafts.link_up(port, {"ngram": Offer("1", max_level=2, shared=False)})
