@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-cost", action="store_true", help="leave the target unloaded")
     parser.add_argument("--to", type=Path, help="file for the result, as training.card reads it")
     options = parser.parse_args(argv)
+    if (options.prompt_tokens or 0) < 0:
+        parser.error(f"--prompt-tokens is {options.prompt_tokens}, expected a number of tokens or 0")
     tokenizer = Tokenizer.load(resolve_model_dir(options.target))
     drafter = load_distilled_drafter(
         "distilled",

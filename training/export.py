@@ -25,13 +25,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--layer-bits", type=int, choices=(4, 8, 32), default=4)
     parser.add_argument("--head-bits", type=int, choices=(4, 8, 32), default=4)
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        help="it is to read only the last so many of a prompt; 0: all; unset: the directory says nothing",
+    )
     options = parser.parse_args(argv)
+    if (options.prompt_tokens or 0) < 0:
+        parser.error(f"--prompt-tokens is {options.prompt_tokens}, expected a number of tokens or 0")
     saved = torch.load(options.run / options.file, weights_only=True, map_location="cpu")
-    size = export(saved, options.to, layer_bits=options.layer_bits, head_bits=options.head_bits)
+    size = export(
+        saved,
+        options.to,
+        layer_bits=options.layer_bits,
+        head_bits=options.head_bits,
+        prompt_tokens=options.prompt_tokens,
+    )
     print(f"{options.to}: {size / 1e6:.1f} MB, {saved['line']}")
 
 
-def export(saved: dict[str, Any], to: Path, *, layer_bits: int = 4, head_bits: int = 4) -> int:
+def export(
+    saved: dict[str, Any],
+    to: Path,
+    *,
+    layer_bits: int = 4,
+    head_bits: int = 4,
+    prompt_tokens: int | None = None,
+) -> int:
     """Write the drafter ``saved`` (a file of a run) to the directory ``to``; the bytes of its weights."""
     source = open_model(ModelConfig(name=saved["target"], device="cpu", dtype="float32"))
     to.mkdir(parents=True, exist_ok=True)
@@ -57,6 +77,8 @@ def export(saved: dict[str, Any], to: Path, *, layer_bits: int = 4, head_bits: i
         "bits": f"layers in {layer_bits} bits, head in {head_bits}",
         "held_out": json.loads(saved["line"] or "{}"),
     }
+    if prompt_tokens is not None:
+        about["prompt_tokens"] = prompt_tokens
     (to / "drafter.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     return (to / "model.safetensors").stat().st_size
 

@@ -10,7 +10,7 @@ import torch
 from draft_service.drafters import DraftRequest, build_drafters
 from paceline.config import DrafterConfig, ModelConfig, PacelineConfig
 from paceline.engine import Segment
-from paceline.engine.distilled import load_distilled
+from paceline.engine.distilled import load_distilled, told_prompt_tokens
 from paceline.engine.weights import open_model
 from paceline.errors import ConfigError
 from paceline.testing.tiny_models import tiny_model_dir
@@ -102,6 +102,27 @@ def test_how_much_of_a_prompt_it_reads(made, tmp_path, told, given, read):
     drafter = from_settings(target, directory, prompt_tokens=given)
     assert drafter.skipped(100) == (100 - read if read else 0)
     assert drafter.version.endswith(f"-{read}p") == bool(read)
+
+
+@pytest.mark.parametrize("said", [None, 0, 24])
+def test_export_writes_how_much_of_a_prompt_to_read(made, tmp_path, said):
+    """Only where it was said, and as serving reads it."""
+    run, directory = made[1], tmp_path / "drafter"
+    argv = ["--run", str(run), "--to", str(directory)]
+    export.main(argv if said is None else [*argv, "--prompt-tokens", str(said)])
+    assert json.loads((directory / "drafter.json").read_text()).get("prompt_tokens") == said
+    assert told_prompt_tokens(directory) == (said or 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [(export, ["--run", "r", "--to", "t"]), (evaluate, ["--drafter", "d", "--target", "t"])],
+)
+def test_fewer_tokens_of_a_prompt_than_none_are_refused(command, needed, capsys):
+    """By the option, with the value, before anything is read."""
+    with pytest.raises(SystemExit):
+        command.main([*needed, "--prompt-tokens", "-1"])
+    assert "--prompt-tokens is -1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("told", [-1, "128", 1.5, True, None])
