@@ -93,6 +93,10 @@ def test_overrides_win_over_the_file(tmp_path):
         ("router.resume_s=inf", ["router.resume_s"]),
         ("model.dtype=float16", ["model.dtype", "float16", "bfloat16"]),
         ("verify.kv_slots=many", ["verify.kv_slots", "many"]),
+        (
+            "draft.drafters.x={kind='model', prompt_tokens=-1}",
+            ["draft.drafters.x.prompt_tokens", "-1", "greater than or equal to 0"],
+        ),
         ("draft.drafters.x.kind=oracle", ["draft.drafters.x.kind", "oracle", "ngram"]),
         ("router.plans.code.k=65", ["router.plans.code.k", "65"]),
         (

@@ -148,6 +148,21 @@ def test_a_prompt_cut_short_is_foretold_and_enumerated_like_it_is_drafted(direct
     assert whole.guesses == following[5:8]
 
 
+def test_behind_a_prompt_cut_short_a_hypothesis_that_fails_leaves_no_trace(directory):
+    """Level 1 counts what is confirmed in the tokens it has read: nothing assumed stays after another verdict."""
+    prompt, params = prompt_of(90, seed=6), PARAMS["sampled"]
+    drafter = load(directory, prompt_tokens=20)
+    drafter.open(1)
+    for assumed in ([11, 12], [11, 12, 13]):
+        tokens, count = [*prompt, *assumed], len(assumed)
+        ahead = DraftRequest(1, tokens, 90, params, 2, VOCAB, num_hypothetical=count)
+        assert through(drafter, [ahead])[0] == [short_sighted(directory, prompt, assumed, params, 2)]
+        assert drafter._slots[1].num_confirmed <= 20
+    for output in ([], [14]):
+        expected = short_sighted(directory, prompt, output, params, 3)
+        assert through(drafter, [request(1, [*prompt, *output], 90, params=params, k=3)])[0] == [expected]
+
+
 def test_the_end_of_the_prompt_is_part_of_the_version(directory):
     """Other guesses, other statistics; and what is never read is nothing to catch up on."""
     whole, cut = load(directory), load(directory, prompt_tokens=20)
