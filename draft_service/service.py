@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from prometheus_client.metrics_core import Metric
 
-from draft_service.drafters import AheadDrafter, Drafter, TwoSpeed, build_drafters
+from draft_service.drafters import AheadDrafter, Drafter, TwoSpeed, build_drafters, prompt_tokens
 from draft_service.meter import DraftMeter
 from draft_service.mirror import LinkMirrors
 from draft_service.scoring import Text
@@ -188,7 +188,7 @@ class DraftService(DraftServiceServicer):
                 one_pass=drafter.one_pass if isinstance(drafter, AheadDrafter) else False,
                 weights_bytes=memory[0],
                 kv_bytes_per_token=memory[1],
-                prompt_tokens=getattr(drafter, "prompt_tokens", 0),
+                prompt_tokens=prompt_tokens(drafter),
             )
             for name, drafter in self._drafters.items()
             for memory in (getattr(drafter, "memory", (0, 0)),)

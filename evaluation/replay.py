@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from draft_service.drafters import Drafter
+from draft_service.drafters import Drafter, prompt_tokens
 from evaluation.direct_link import DirectLink, VirtualClock
 from evaluation.recordings import Recorded, Recording, Round
 from paceline.engine import Segment
@@ -101,7 +101,7 @@ class Replay:
                 name: Offer(
                     drafter.version,
                     drafter.max_context,
-                    prompt_tokens=getattr(drafter, "prompt_tokens", 0),
+                    prompt_tokens=prompt_tokens(drafter),
                 )
                 for name, drafter in drafters.items()
             },

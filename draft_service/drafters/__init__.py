@@ -8,7 +8,16 @@ Others come by import path (``plug_in``, docs/drafters.md), cascades are made of
 import time
 from collections.abc import Callable
 
-from draft_service.drafters.base import AheadDrafter, Drafter, DraftRequest, Outcome, Pass, Sampled, TwoSpeed
+from draft_service.drafters.base import (
+    AheadDrafter,
+    Drafter,
+    DraftRequest,
+    Outcome,
+    Pass,
+    Sampled,
+    TwoSpeed,
+    prompt_tokens,
+)
 from draft_service.drafters.cascade import Cascade
 from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.plug_in import Constructor, load_plug_in
@@ -32,6 +41,7 @@ __all__ = [
     "Sampled",
     "TwoSpeed",
     "build_drafters",
+    "prompt_tokens",
 ]
 
 

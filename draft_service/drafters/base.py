@@ -124,17 +124,16 @@ class Tidying(Protocol):
         """Do a piece of it (under 0.1 ms for a quick drafter); whether there is more. Called after a close."""
 
 
-@runtime_checkable
-class Skipping(Protocol):
-    """A drafter that leaves out the beginning of a long prompt."""
-
-    def skipped(self, prompt_len: int) -> int:
-        """How many tokens of such a prompt it never reads. From any thread."""
+def prompt_tokens(drafter: Drafter) -> int:
+    """Of a prompt the drafter reads only the last so many tokens; 0: all, as where it says nothing."""
+    told: int = getattr(drafter, "prompt_tokens", 0)
+    return told
 
 
 def skipped(drafter: Drafter, prompt_len: int) -> int:
-    """How many tokens of a prompt the drafter never reads."""
-    return drafter.skipped(prompt_len) if isinstance(drafter, Skipping) else 0
+    """How many tokens of a prompt the drafter never reads. From any thread."""
+    read = prompt_tokens(drafter)
+    return max(prompt_len - read, 0) if read else 0
 
 
 def tidy(drafter: Drafter) -> bool:

@@ -25,6 +25,7 @@ from draft_service.drafters.base import (
     Pass,
     Sampled,
     Weighing,
+    prompt_tokens,
     skipped,
     tidy,
 )
@@ -234,7 +235,7 @@ class Cascade:
         here = [member for member in members if member.name not in beside]
         self._quick = [_Member(member) for member in here if not member.slow]
         slow = [_Member(member) for member in here if member.slow]
-        read = [getattr(member.drafter, "prompt_tokens", 0) for member in slow]
+        read = [prompt_tokens(member.drafter) for member in slow]
         self.prompt_tokens = max(read) if read and all(read) else 0
         """Of a prompt no slow member reads more than the last so many tokens; 0: one reads all."""
         self._clock = clock

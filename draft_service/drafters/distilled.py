@@ -23,7 +23,8 @@ def load_distilled_drafter(
 ) -> ModelDrafter:
     """The drafter of one settings entry. Blocks while it loads.
 
-    ``tokenizer`` is the target's. ``prompt_tokens`` None: as its own directory says. Raises ConfigError where the drafter was made for a target with another one.
+    ``tokenizer`` is the target's. ``prompt_tokens`` None: as its own directory says. Raises ConfigError where the drafter
+    was made for a target with another tokenizer.
     """
     runner = load_distilled(model, kv_slots=kv_slots, max_context=max_context)
     if runner.info.tokenizer_fingerprint != tokenizer.fingerprint:

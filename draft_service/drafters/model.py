@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from draft_service.drafters.base import Branch, DraftRequest, Enumeration, Outcome, Sampled
+from draft_service.drafters.base import Branch, DraftRequest, Enumeration, Outcome, Sampled, skipped
 from paceline.config import DEFAULT_TOP_M, ModelConfig
 from paceline.engine import Runner, Segment, load_runner
 from paceline.engine.memory import kv_bytes_per_token, weights_bytes
@@ -58,13 +58,13 @@ class _Slot:
         At least one token stays unread: its logits give the first guess. What is hypothetical is not confirmed.
         """
         agreed: int = self.num_confirmed
-        skipped = self.num_skipped
-        most = min(len(self.read_ids), len(token_ids) - skipped - 1)
-        while agreed < most and self.read_ids[agreed] == token_ids[skipped + agreed]:
+        skip = self.num_skipped
+        most = min(len(self.read_ids), len(token_ids) - skip - 1)
+        while agreed < most and self.read_ids[agreed] == token_ids[skip + agreed]:
             agreed += 1
         agreed = min(agreed, most)
         del self.read_ids[agreed:]
-        self.num_confirmed = min(agreed, len(token_ids) - skipped - num_hypothetical)
+        self.num_confirmed = min(agreed, len(token_ids) - skip - num_hypothetical)
         return agreed
 
 
@@ -315,13 +315,9 @@ class ModelDrafter:
 
     # --- steps ------------------------------------------------------------------------------------------------
 
-    def skipped(self, prompt_len: int) -> int:
-        """See Skipping."""
-        return max(prompt_len - self.prompt_tokens, 0) if self.prompt_tokens else 0
-
     def _slot_of(self, request: DraftRequest) -> _Slot:
         slot = self._slots[request.handle]
-        slot.num_skipped = self.skipped(request.prompt_len)
+        slot.num_skipped = skipped(self, request.prompt_len)
         return slot
 
     def _reconciled(self, request: DraftRequest) -> _Draft:
